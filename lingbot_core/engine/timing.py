@@ -1,0 +1,40 @@
+"""Seconds per stage of a chunk, measured without making the host wait between stages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Stopwatch:
+    """Collects the seconds of named stages; on a GPU by events, which are read once at the end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._seconds: dict[str, float] = {}
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times the body; the same name may be used again and adds up."""
+        if self._cuda:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._events.append((name, start, end))
+        else:
+            begun = time.perf_counter()
+            yield
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
+
+    def seconds(self) -> dict[str, float]:
+        """Stage -> seconds. Waits for the device."""
+        for name, start, end in self._events:
+            end.synchronize()
+            self._seconds[name] = self._seconds.get(name, 0.0) + start.elapsed_time(end) / 1000
+        self._events.clear()
+        return dict(self._seconds)

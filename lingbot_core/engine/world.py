@@ -1,0 +1,125 @@
+"""A loaded model: everything that sessions share and none of them changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PromptError, WeightsError
+from ..models.dit import CausalWanDiT
+from ..models.text import Encoded, TextEncoder
+from ..models.vae import WanVAE
+from ..presets import Preset, get_preset
+from ..weights.layout import TINY, find_layout
+from ..weights.load import fingerprint, load_dit, load_text, load_vae
+from .condition import Condition, ImageCondition
+from .image import RESOLUTIONS, PreparedImage, prepare_image
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """Transformer, VAE and text encoder on a device.
+
+    preset: the recipe that the weights were made for. area: pixels of a picture at the model's own size.
+    cache_dtype: of keys and values. text: None when prompts come as text states only.
+    """
+
+    dit: CausalWanDiT
+    vae: WanVAE
+    text: TextEncoder | None
+    preset: Preset
+    device: torch.device
+    cache_dtype: torch.dtype
+    name: str = "world"
+    area: int = RESOLUTIONS["480p"]
+    preset_reason: str = "given"
+    fingerprint: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not self.fingerprint:
+            object.__setattr__(self, "fingerprint", fingerprint({"dit": self.dit, "vae": self.vae}))
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path = TINY,
+        *,
+        preset: str | Preset | None = None,
+        device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto",
+        attention: str = "auto",
+    ) -> World:
+        """Loads a folder, or the embedded model for ``tiny``.
+
+        preset: a name, or None for the one the files point to. device: 'auto' takes a CUDA GPU if there is one.
+        dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU. The VAE stays float32.
+        Raises InputFileError, WeightsError, PresetError, AttentionError.
+        """
+        layout = find_layout(model)
+        if isinstance(preset, str):
+            preset = get_preset(preset)
+        chosen = preset or layout.require_preset()
+        where = _device(device)
+        kind = _dtype(dtype, where)
+        dit = load_dit(layout, device=where, dtype=kind, attention=attention)
+        vae = load_vae(layout, device=where, dtype=torch.float32)
+        text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind)
+        if text is not None and text.dim != dit.config.text_dim:
+            raise WeightsError(
+                f"{layout.name}: the text encoder gives {text.dim} features, the transformer takes {dit.config.text_dim}"
+            )
+        return cls(
+            dit=dit,
+            vae=vae,
+            text=text,
+            preset=chosen,
+            device=where,
+            cache_dtype=kind,
+            name=layout.name,
+            area=layout.native_area or RESOLUTIONS["480p"],
+            preset_reason="chosen by the user" if preset is not None else layout.preset_reason,
+        )
+
+    def condition(self, image: Any) -> Condition:
+        """What sessions need of a start image; share it between sessions to encode it once.
+
+        image: a path, encoded bytes, an array or tensor [H, W, 3] (see image.prepare_image; the picture's shape is kept
+        at this world's own area), a PreparedImage, or a Condition, which is returned as it is.
+        """
+        if hasattr(image, "latents"):
+            return image
+        if not isinstance(image, PreparedImage):
+            image = prepare_image(image, area=self.area)
+        return ImageCondition(self.vae, image, device=self.device)
+
+    def encode_prompt(self, prompt: str) -> Encoded:
+        """Text states of a prompt, its tokens, and whether it was too long. Raises PromptError without an encoder."""
+        if self.text is None:
+            raise PromptError(f"world {self.name} was loaded without a text encoder; give prompt_states")
+        return self.text.encode(prompt)
+
+    def encode_text(self, prompt: str) -> Tensor:
+        """Text states [L, text_dim] of a prompt."""
+        return self.encode_prompt(prompt).states
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype not in DTYPES:
+        raise WeightsError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]

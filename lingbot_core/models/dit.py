@@ -1,0 +1,424 @@
+"""The causal, camera-controlled Wan 2.2 diffusion transformer of LingBot-World.
+
+Parameter names are those of the published checkpoints. Precision follows the reference: Linears run in the compute
+dtype, the residual stream is float32 from the first gate on, and time embedding, modulation, gates and head are
+float32 throughout. All tokens of a forward share one timestep, so the time path has a single row.
+
+What is constant for all forwards of a chunk is computed once and kept in a :class:`ChunkContext`: the camera's
+scale and shift of every block (they do not depend on the timestep), the rotations and the condition latents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import WeightsError
+from .attention import Attention, sdpa
+from .kv_cache import CacheShape, KVCache
+from .rope import Rope, rope_for_chunk, rotate
+
+CONTROL_CHANNELS = {"cam": 6, "act": 7}
+LATENT_STRIDE = 8  # image pixels per latent pixel; the rays of 8 x 8 pixels are folded into channels
+
+
+@dataclass(frozen=True)
+class DiTConfig:
+    """Sizes of the transformer. The defaults are those of LingBot-World-Fast (18.5e9 parameters)."""
+
+    dim: int = 5120
+    ffn_dim: int = 13824
+    num_layers: int = 40
+    num_heads: int = 40
+    freq_dim: int = 256
+    text_dim: int = 4096
+    text_len: int = 512
+    in_dim: int = 36
+    out_dim: int = 16
+    control: str = "cam"
+    patch_size: tuple[int, int, int] = (1, 2, 2)
+    eps: float = 1e-6
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.dim // self.num_heads
+
+    @property
+    def control_features(self) -> int:
+        """Input features of the control patch embedding."""
+        return CONTROL_CHANNELS[self.control] * LATENT_STRIDE**2 * math.prod(self.patch_size)
+
+    @classmethod
+    def from_shapes(cls, shapes: Mapping[str, Sequence[int]], *, num_heads: int, text_len: int = 512) -> DiTConfig:
+        """Reads every size off the tensor shapes of a checkpoint; heads and text length leave no trace in them.
+
+        Raises WeightsError naming the missing keys when this is not a camera-controlled model.
+        """
+        needed = ("patch_embedding.weight", "patch_embedding_wancamctrl.weight", "blocks.0.ffn.0.weight",
+                  "blocks.0.cam_scale_layer.weight", "text_embedding.0.weight", "time_embedding.0.weight",
+                  "head.head.weight")  # fmt: skip
+        missing = [key for key in needed if key not in shapes]
+        if missing:
+            raise WeightsError(
+                f"not a LingBot-World transformer: {', '.join(missing)} missing. A plain Wan checkpoint has no camera "
+                "layers (cam_*, patch_embedding_wancamctrl) and cannot be used"
+            )
+        dim, in_dim, *patch = shapes["patch_embedding.weight"]
+        area = math.prod(patch)
+        features = shapes["patch_embedding_wancamctrl.weight"][1]
+        controls = {channels * LATENT_STRIDE**2 * area: name for name, channels in CONTROL_CHANNELS.items()}
+        if features not in controls:
+            raise WeightsError(
+                f"patch_embedding_wancamctrl takes {features} features; known are {controls} (features: control)"
+            )
+        if dim % num_heads or (dim // num_heads) % 2:
+            raise WeightsError(f"a width of {dim} cannot be split over {num_heads} heads of even size")
+        layers = {int(key.split(".")[1]) for key in shapes if key.startswith("blocks.")}
+        return cls(
+            dim=dim,
+            ffn_dim=shapes["blocks.0.ffn.0.weight"][0],
+            num_layers=len(layers),
+            num_heads=num_heads,
+            freq_dim=shapes["time_embedding.0.weight"][1],
+            text_dim=shapes["text_embedding.0.weight"][1],
+            text_len=text_len,
+            in_dim=in_dim,
+            out_dim=shapes["head.head.weight"][0] // area,
+            control=controls[features],
+            patch_size=(patch[0], patch[1], patch[2]),
+        )
+
+
+@dataclass(frozen=True)
+class CrossKV:
+    """Keys and values of a prompt for every layer: [text_len, heads, head_dim] each."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+
+@dataclass(frozen=True)
+class CameraModulation:
+    """What a chunk's camera does to every block: x -> scale * x + shift. Both [tokens, dim] per layer."""
+
+    scales: tuple[Tensor, ...]
+    shifts: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class TimeModulation:
+    """Time embedding of one timestep in float32. embedding: [1, dim]; rows: [6, dim]."""
+
+    embedding: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class ChunkContext:
+    """Everything that all forwards of one chunk and one branch share.
+
+    condition: [in_dim - out_dim, frames, h, w] = mask and image latents. first_frame: absolute latent frame.
+    """
+
+    first_frame: int
+    condition: Tensor
+    camera: CameraModulation
+    rope: Rope
+    cross: CrossKV
+    cache: KVCache
+
+
+class RMSNorm(nn.Module):
+    """RMS norm over the last dimension: float32 statistics, result in the dtype of x, then the weight."""
+
+    def __init__(self, dim: int, eps: float, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim]."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        return normed.to(x.dtype) * self.weight.to(x)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with float32 statistics, result in the dtype of x. Without affine parameters unless asked for."""
+
+    def __init__(self, dim: int, eps: float, *, affine: bool = False, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.dim, self.eps, self.affine = dim, eps, affine
+        if affine:
+            self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim]."""
+        weight = self.weight.to(x.device, torch.float32) if self.affine else None
+        bias = self.bias.to(x.device, torch.float32) if self.affine else None
+        return F.layer_norm(x.float(), (self.dim,), weight, bias, self.eps).to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Attention of a chunk to itself and to everything in the cache."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
+        super().__init__()
+        dim = config.dim
+        self.heads, self.head_dim = config.num_heads, config.head_dim
+        self.q = operations.Linear(dim, dim, **factory)
+        self.k = operations.Linear(dim, dim, **factory)
+        self.v = operations.Linear(dim, dim, **factory)
+        self.o = operations.Linear(dim, dim, **factory)
+        self.norm_q = RMSNorm(dim, config.eps, **factory)
+        self.norm_k = RMSNorm(dim, config.eps, **factory)
+
+    def remember(self, x: Tensor, layer: int, context: ChunkContext) -> None:
+        """Writes the chunk's keys (rotated) and values into the cache. x: [tokens, dim]."""
+        keys = rotate(self._split(self.norm_k(self.k(x))), context.rope)
+        context.cache.write(layer, keys, self._split(self.v(x)))
+
+    def forward(self, x: Tensor, layer: int, context: ChunkContext, attention: Attention) -> Tensor:
+        """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
+        self.remember(x, layer, context)
+        query = rotate(self._split(self.norm_q(self.q(x))), context.rope)
+        keys, values = context.cache.view(layer)
+        return self.o(attention(query, keys.to(query.dtype), values.to(query.dtype)).flatten(1))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, self.head_dim))
+
+
+class CrossAttention(nn.Module):
+    """Attention of a chunk to the prompt."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
+        super().__init__()
+        dim = config.dim
+        self.heads, self.head_dim = config.num_heads, config.head_dim
+        self.q = operations.Linear(dim, dim, **factory)
+        self.k = operations.Linear(dim, dim, **factory)
+        self.v = operations.Linear(dim, dim, **factory)
+        self.o = operations.Linear(dim, dim, **factory)
+        self.norm_q = RMSNorm(dim, config.eps, **factory)
+        self.norm_k = RMSNorm(dim, config.eps, **factory)
+
+    def encode(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """text: [text_len, dim] embedded prompt. Returns keys and values [text_len, heads, head_dim]."""
+        split = (self.heads, self.head_dim)
+        return self.norm_k(self.k(text)).unflatten(-1, split), self.v(text).unflatten(-1, split)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> Tensor:
+        """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
+        query = self.norm_q(self.q(x)).unflatten(-1, (self.heads, self.head_dim))
+        return self.o(attention(query, keys, values).flatten(1))
+
+
+class Block(nn.Module):
+    """Self-attention, camera, cross-attention, feed-forward, in this order."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any], compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        dim = config.dim
+        self.compute_dtype = compute_dtype
+        self.norm1 = LayerNorm(dim, config.eps)
+        self.self_attn = SelfAttention(config, operations, factory)
+        self.norm3 = LayerNorm(dim, config.eps, affine=True, **factory)
+        self.cross_attn = CrossAttention(config, operations, factory)
+        self.norm2 = LayerNorm(dim, config.eps)
+        self.ffn = nn.Sequential(
+            operations.Linear(dim, config.ffn_dim, **factory),
+            nn.GELU(approximate="tanh"),
+            operations.Linear(config.ffn_dim, dim, **factory),
+        )
+        self.modulation = nn.Parameter(torch.empty(1, 6, dim, **factory))
+        self.cam_injector_layer1 = operations.Linear(dim, dim, **factory)
+        self.cam_injector_layer2 = operations.Linear(dim, dim, **factory)
+        self.cam_scale_layer = operations.Linear(dim, dim, **factory)
+        self.cam_shift_layer = operations.Linear(dim, dim, **factory)
+
+    def camera(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """embedding: [tokens, dim]. Returns (1 + scale, shift) of this block; the sum is rounded as in the reference."""
+        hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(embedding))) + embedding
+        return 1.0 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden)
+
+    def modulate(self, time: TimeModulation) -> tuple[Tensor, ...]:
+        """Six float32 rows [1, dim]: shift, scale, gate of self-attention, then of the feed-forward."""
+        rows = self.modulation[0].to(time.rows.device, torch.float32) + time.rows
+        return rows.split(1)
+
+    def attention_input(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """The modulated, normalised residual that self-attention reads, in the compute dtype."""
+        return (self.norm1(x).float() * (1 + scale) + shift).to(self.compute_dtype)
+
+    def forward(self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, attn: Attention) -> Tensor:
+        """x: [tokens, dim] residual (float32 after the first block); returns float32 [tokens, dim]."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulate(time)
+        x = x + self.self_attn(self.attention_input(x, shift1, scale1), layer, context, attn) * gate1
+        x = context.camera.scales[layer] * x + context.camera.shifts[layer]
+        query = self.norm3(x).to(self.compute_dtype)
+        x = x + self.cross_attn(query, context.cross.keys[layer], context.cross.values[layer], attn)
+        hidden = (self.norm2(x).float() * (1 + scale2) + shift2).to(self.compute_dtype)
+        return x + self.ffn(hidden) * gate2
+
+
+class Head(nn.Module):
+    """Final norm, modulation and projection to patches, in float32."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.norm = LayerNorm(config.dim, config.eps)
+        self.head = operations.Linear(config.dim, math.prod(config.patch_size) * config.out_dim, **factory)
+        self.modulation = nn.Parameter(torch.empty(1, 2, config.dim, **factory))
+
+    def forward(self, x: Tensor, time: TimeModulation) -> Tensor:
+        """x: [tokens, dim]. Returns float32 [tokens, prod(patch_size) * out_dim]."""
+        shift, scale = (self.modulation[0].to(x.device, torch.float32) + time.embedding).split(1)
+        return float32_linear(self.head, self.norm(x).float() * (1 + scale) + shift)
+
+
+class CausalWanDiT(nn.Module):
+    """The transformer. Batch size is one throughout; tensors carry no batch dimension.
+
+    operations: where Linear and Conv3d come from (torch.nn, or a host's own classes that cast, quantise or stream
+    weights). dtype: of the parameters. compute_dtype: of the Linears' inputs and results.
+    """
+
+    def __init__(
+        self,
+        config: DiTConfig,
+        *,
+        operations: Any = nn,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        compute_dtype: torch.dtype | None = None,
+        attention: Attention | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype = compute_dtype or dtype
+        self.attention = attention or sdpa()
+        factory = {"device": device, "dtype": dtype}
+        dim = config.dim
+        linear = operations.Linear
+        self.patch_embedding = operations.Conv3d(
+            config.in_dim, dim, kernel_size=config.patch_size, stride=config.patch_size, **factory
+        )
+        self.patch_embedding_wancamctrl = linear(config.control_features, dim, **factory)
+        self.c2ws_hidden_states_layer1 = linear(dim, dim, **factory)
+        self.c2ws_hidden_states_layer2 = linear(dim, dim, **factory)
+        self.text_embedding = nn.Sequential(
+            linear(config.text_dim, dim, **factory), nn.GELU(approximate="tanh"), linear(dim, dim, **factory)
+        )
+        self.time_embedding = nn.Sequential(
+            linear(config.freq_dim, dim, **factory), nn.SiLU(), linear(dim, dim, **factory)
+        )
+        self.time_projection = nn.Sequential(nn.SiLU(), linear(dim, dim * 6, **factory))
+        self.blocks: nn.ModuleList = nn.ModuleList(
+            Block(config, operations, factory, self.compute_dtype) for _ in range(config.num_layers)
+        )
+        self.head = Head(config, operations, factory)
+
+    def cache_shape(self, height: int, width: int) -> CacheShape:
+        """K/V geometry for latents of height x width."""
+        _, ph, pw = self.config.patch_size
+        tokens = (height // ph) * (width // pw)
+        return CacheShape(self.config.num_layers, self.config.num_heads, self.config.head_dim, tokens)
+
+    def encode_prompt(self, states: Tensor) -> CrossKV:
+        """states: [L, text_dim] of the prompt's true length, L <= text_len. Keys and values of every layer.
+
+        The states are zero-padded before the text embedding and all rows are attended, as the model was trained.
+        """
+        padded = F.pad(states, (0, 0, 0, self.config.text_len - states.shape[0])).to(self.compute_dtype)
+        embedded = self.text_embedding(padded)
+        pairs = [block.cross_attn.encode(embedded) for block in self.blocks]
+        return CrossKV(tuple(k for k, _ in pairs), tuple(v for _, v in pairs))
+
+    def encode_camera(self, rays: Tensor) -> CameraModulation:
+        """rays: [1, channels * 64, frames, h, w] of one chunk (camera/rays.py), any float dtype."""
+        pt, ph, pw = self.config.patch_size
+        _, c, f, h, w = rays.shape
+        folded = rays.to(self.compute_dtype).view(c, f // pt, pt, h // ph, ph, w // pw, pw)
+        tokens = folded.permute(1, 3, 5, 0, 2, 4, 6).reshape(-1, c * pt * ph * pw)
+        embedding = self.patch_embedding_wancamctrl(tokens)
+        embedding = embedding + self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(embedding)))
+        pairs = [block.camera(embedding) for block in self.blocks]
+        return CameraModulation(tuple(scale for scale, _ in pairs), tuple(shift for _, shift in pairs))
+
+    def encode_time(self, t: float, device: torch.device) -> TimeModulation:
+        """t: any float in 0..1000. Runs for a single row, whatever the number of tokens."""
+        half = self.config.freq_dim // 2
+        # float64 and on the device from the start: nothing has to be copied or waited for.
+        exponents = torch.arange(half, dtype=torch.float64, device=device) / half
+        angles = t * torch.pow(10000.0, -exponents)
+        sinusoid = torch.cat([angles.cos(), angles.sin()]).float().unsqueeze(0)
+        first, activation, second = self.time_embedding
+        embedding = float32_linear(second, activation(float32_linear(first, sinusoid)))
+        silu, projection = self.time_projection
+        rows = float32_linear(projection, silu(embedding)).view(6, self.config.dim)
+        return TimeModulation(embedding, rows)
+
+    def rope(self, first_frame: int, frames: int, height: int, width: int, device: torch.device) -> Rope:
+        """Rotations of a chunk of latents height x width starting at an absolute latent frame."""
+        _, ph, pw = self.config.patch_size
+        return rope_for_chunk(first_frame, frames, height // ph, width // pw, self.config.head_dim, device)
+
+    def forward(self, x: Tensor, t: float, context: ChunkContext) -> Tensor:
+        """x: float32 [out_dim, frames, h, w], t: the time. Returns the flow, float32, of the same shape.
+
+        The chunk's keys and values replace those of the previous forward in the cache; nothing waits for the device.
+        """
+        time = self.encode_time(t, x.device)
+        tokens = self._embed(x, context)
+        for layer, block in enumerate(self.blocks):
+            tokens = block(tokens, time, layer, context, self.attention)
+        return self._unpatchify(self.head(tokens, time), x.shape)
+
+    def remember(self, x: Tensor, t: float, context: ChunkContext) -> None:
+        """A forward for the sake of the cache only: of the last block just keys and values are computed."""
+        time = self.encode_time(t, x.device)
+        tokens = self._embed(x, context)
+        last = len(self.blocks) - 1
+        for layer, block in enumerate(self.blocks):
+            if layer < last:
+                tokens = block(tokens, time, layer, context, self.attention)
+                continue
+            shift, scale, *_ = block.modulate(time)
+            block.self_attn.remember(block.attention_input(tokens, shift, scale), layer, context)
+
+    def _embed(self, x: Tensor, context: ChunkContext) -> Tensor:
+        """[tokens, dim] in the compute dtype from noisy latents and condition."""
+        stacked = torch.cat([x, context.condition.to(x)]).to(self.compute_dtype)
+        return self.patch_embedding(stacked.unsqueeze(0)).flatten(2).transpose(1, 2).squeeze(0)
+
+    def _unpatchify(self, tokens: Tensor, shape: Sequence[int]) -> Tensor:
+        """[tokens, pt * ph * pw * c] -> [c, frames, h, w]."""
+        channels, frames, height, width = shape
+        pt, ph, pw = self.config.patch_size
+        grid = tokens.view(frames // pt, height // ph, width // pw, pt, ph, pw, channels)
+        return grid.permute(6, 0, 3, 1, 4, 2, 5).reshape(channels, frames, height, width)
+
+
+def float32_linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """A Linear in float32 whatever the dtype of its weights; the time path and the head are specified so.
+
+    A host's Linear that casts by itself is called as it is, so that its patches and its streaming keep working.
+    """
+    if layer.weight.dtype == torch.float32 or getattr(layer, "comfy_cast_weights", False):
+        return layer(x)
+    bias = None if layer.bias is None else layer.bias.float()
+    return F.linear(x, layer.weight.float(), bias)

@@ -1,0 +1,524 @@
+"""The Wan 2.1 video VAE with streaming encoder and decoder.
+
+Parameter names are those of ``Wan2.1_VAE.pth`` (ComfyUI's ``wan_2.1_vae.safetensors`` uses the same). What a running
+encode or decode remembers is an object in the caller's hands, never on the module, so any number of worlds can share
+one VAE.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import CacheError, ImageError, LengthError, LingBotError, WeightsError
+
+# Per-channel statistics of the latents, published with Wan 2.1.
+LATENT_MEAN = (
+    -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+    0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+)  # fmt: skip
+LATENT_STD = (
+    2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+    3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+)  # fmt: skip
+
+TEMPORAL_STRIDE = 4
+SPATIAL_STRIDE = 8
+
+# Latents a fresh decoder must be fed until its state, and every later frame, is that of a decoder which saw all of the
+# past: `VAEConfig().decoder_span`.
+DECODER_SPAN = 38
+
+
+def frames_for(latents: int, *, first: bool) -> int:
+    """Video frames that ``latents`` latent frames decode to; ``first``: they start a clip, whose first gives one."""
+    return TEMPORAL_STRIDE * latents - (TEMPORAL_STRIDE - 1 if first and latents else 0)
+
+
+@dataclass(frozen=True)
+class VAEConfig:
+    """Widths and strides. ``temporal_downsample[i]``: whether level i of the encoder also halves the frame rate."""
+
+    dim: int = 96
+    z_dim: int = 16
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    num_res_blocks: int = 2
+    temporal_downsample: tuple[bool, ...] = (False, True, True)
+
+    def __post_init__(self) -> None:
+        if self.z_dim != len(LATENT_MEAN):
+            raise WeightsError(f"a Wan 2.1 VAE has {len(LATENT_MEAN)} latent channels, this one has {self.z_dim}")
+        if len(self.temporal_downsample) != len(self.dim_mult) - 1:
+            raise WeightsError(
+                f"temporal_downsample={self.temporal_downsample} must have one entry less than dim_mult={self.dim_mult}"
+            )
+        stride = (2 ** sum(self.temporal_downsample), 2 ** (len(self.dim_mult) - 1))
+        if stride != (TEMPORAL_STRIDE, SPATIAL_STRIDE):
+            raise WeightsError(
+                f"a Wan 2.1 VAE shrinks time by {TEMPORAL_STRIDE} and space by {SPATIAL_STRIDE}, this one by "
+                f"{stride[0]} and {stride[1]}"
+            )
+
+    @classmethod
+    def from_state_dict(cls, shapes: Mapping[str, Any]) -> VAEConfig:
+        """Reads every field from names and shapes.
+
+        shapes: name -> shape, or name -> anything with a ``shape``. Raises WeightsError naming the tensor that does
+        not fit a Wan 2.1 VAE.
+        """
+
+        def size(name: str, axis: int = 0) -> int:
+            if name not in shapes:
+                raise WeightsError(f"not a Wan 2.1 VAE: there is no tensor {name!r}")
+            shape: Sequence[int] = getattr(shapes[name], "shape", shapes[name])
+            return int(shape[axis])
+
+        dim, z_dim = size("encoder.conv1.weight"), size("conv2.weight")
+        pattern = re.compile(r"encoder\.downsamples\.(\d+)\.")
+        layers = {int(found[1]) for name in shapes if (found := pattern.match(name))}
+        widths: list[set[int]] = [set()]
+        blocks, temporal = [0], []
+        for i in sorted(layers):
+            layer = f"encoder.downsamples.{i}"
+            if f"{layer}.resample.1.weight" in shapes:
+                temporal.append(f"{layer}.time_conv.weight" in shapes)
+                widths.append(set())
+                blocks.append(0)
+            else:
+                widths[-1].add(size(f"{layer}.residual.6.weight"))
+                blocks[-1] += 1
+        if len(set(blocks)) != 1 or any(len(level) != 1 or next(iter(level)) % dim for level in widths):
+            raise WeightsError(
+                f"not a Wan 2.1 VAE: encoder.downsamples has levels of {blocks} residual blocks and "
+                f"{[sorted(level) for level in widths]} channels for a base width of {dim}"
+            )
+        return cls(
+            dim=dim,
+            z_dim=z_dim,
+            dim_mult=tuple(level.pop() // dim for level in widths),
+            num_res_blocks=blocks[0],
+            temporal_downsample=tuple(temporal),
+        )
+
+    @property
+    def decoder_span(self) -> int:
+        """Latents that reach one frame of output or one cached feature of the decoder.
+
+        Every causal convolution of three taps looks two steps back at the frame rate of its level.
+        """
+        convs = 1 + 2 * 2 + 2 * (self.num_res_blocks + 1)  # conv1, the middle, the first level
+        rate, invalid = 1, 2 * convs
+        for upsampled in reversed(self.temporal_downsample):
+            if upsampled:
+                invalid, rate = (invalid + 2) * 2, rate * 2
+            invalid += 2 * 2 * (self.num_res_blocks + 1)
+        # The first frame the head's cache may hold is one that all convolutions before it got right, twice over.
+        return -(-(invalid + 2) // rate)
+
+
+_State = TypeVar("_State", bound="_StreamState")
+
+
+@dataclass
+class _StreamState:
+    """The feature caches of a running clip.
+
+    latents: latent frames seen so far. slots: one tensor per temporal convolution in order of execution; None where
+    a convolution has not run yet. size: latent height and width, fixed by the first step.
+
+    A step replaces cached tensors and never writes into them. `copy` may therefore share them: a copy is a snapshot
+    that costs nothing, and both sides can go on independently.
+    """
+
+    latents: int = 0
+    slots: tuple[Tensor | None, ...] = ()
+    size: tuple[int, int] | None = None
+
+    def copy(self) -> Self:
+        """An independent snapshot; shares the cached tensors, which are never written again."""
+        return type(self)(self.latents, self.slots, self.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cached tensors, shared ones included."""
+        return sum(slot.nbytes for slot in self.slots if slot is not None)
+
+    def equals(self, other: _StreamState) -> bool:
+        """Whether both hold bitwise the same caches, so that the same input gives the same output from either.
+
+        ``latents`` is not compared: an encoder fed with a constant becomes steady while it goes on counting. A fresh
+        state equals only a fresh state.
+        """
+        if type(self) is not type(other) or self.size != other.size or len(self.slots) != len(other.slots):
+            return False
+        return all(_same_bits(a, b) for a, b in zip(self.slots, other.slots, strict=True))
+
+    def _become(self, other: _StreamState) -> None:
+        self.latents, self.slots, self.size = other.latents, other.slots, other.size
+
+
+class EncoderState(_StreamState):
+    """What a running encode remembers; see `WanVAE.encode`."""
+
+
+class DecoderState(_StreamState):
+    """What a running decode remembers; see `WanVAE.decode`."""
+
+
+def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is b:
+        return True
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        return False
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.view(bits), b.view(bits))
+
+
+class _Tape:
+    """The caches of one step: reads the old ones and records the new ones, in order of execution."""
+
+    def __init__(self, slots: tuple[Tensor | None, ...]) -> None:
+        self.first = not slots
+        self._old: Iterator[Tensor | None] = iter(slots) if slots else itertools.repeat(None)
+        self._new: list[Tensor | None] = []
+
+    def exchange(self, x: Tensor, keep: int) -> Tensor | None:
+        """Returns this slot's cache and records the last ``keep`` frames of [cache or zeros, x] as the new one."""
+        past = next(self._old)
+        kept = x[:, :, -keep:]
+        if kept.shape[2] < keep:
+            missing = keep - kept.shape[2]
+            before = (
+                torch.zeros_like(x[:, :, :1]).expand(-1, -1, missing, -1, -1) if past is None else past[:, :, -missing:]
+            )
+            self._new.append(torch.cat((before, kept), dim=2))
+        else:
+            # A view would keep the whole activation alive.
+            self._new.append(kept.clone(memory_format=torch.contiguous_format))
+        return past
+
+    def skip(self) -> None:
+        """Leaves this slot empty."""
+        next(self._old)
+        self._new.append(None)
+
+    @property
+    def slots(self) -> tuple[Tensor | None, ...]:
+        return tuple(self._new)
+
+
+def _causal(conv: nn.Module, x: Tensor, tape: _Tape) -> Tensor:
+    """A convolution of three taps in time over x [1, C, T, H, W], preceded by the last two frames (or zeros)."""
+    past = tape.exchange(x, keep=2)
+    if past is None:
+        return conv(F.pad(x, (0, 0, 0, 0, 2, 0)))
+    return conv(torch.cat((past, x), dim=2))
+
+
+def _framewise(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Applies a 2D layer to each frame of x [1, C, T, H, W]."""
+    return layer(x[0].transpose(0, 1)).transpose(0, 1).unsqueeze(0)
+
+
+class RMSNorm(nn.Module):
+    """Each position's channels scaled to the length sqrt(C), then by gamma. ``axes``: axes after the channels."""
+
+    def __init__(self, channels: int, axes: int, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.scale = channels**0.5
+        self.gamma = nn.Parameter(torch.ones(channels, *(1,) * axes, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=1) * self.scale * self.gamma
+
+
+class ResidualBlock(nn.Module):
+    """Two causal convolutions beside a shortcut: [1, inner, T, H, W] -> [1, outer, T, H, W]."""
+
+    def __init__(self, inner: int, outer: int, operations: Any, **where: Any) -> None:
+        super().__init__()
+        # The Identity stands where upstream has a dropout: the checkpoint's names count it.
+        self.residual = nn.Sequential(
+            RMSNorm(inner, 3, **where),
+            nn.SiLU(),
+            operations.Conv3d(inner, outer, 3, padding=(0, 1, 1), **where),
+            RMSNorm(outer, 3, **where),
+            nn.SiLU(),
+            nn.Identity(),
+            operations.Conv3d(outer, outer, 3, padding=(0, 1, 1), **where),
+        )
+        self.shortcut = operations.Conv3d(inner, outer, 1, **where) if inner != outer else nn.Identity()
+
+    def forward(self, x: Tensor, tape: _Tape) -> Tensor:
+        norm1, act1, conv1, norm2, act2, _, conv2 = self.residual
+        h = _causal(conv1, act1(norm1(x)), tape)
+        h = _causal(conv2, act2(norm2(h)), tape)
+        return h + self.shortcut(x)
+
+
+class AttentionBlock(nn.Module):
+    """Self-attention with one head over the positions of each frame."""
+
+    def __init__(self, channels: int, operations: Any, **where: Any) -> None:
+        super().__init__()
+        self.norm = RMSNorm(channels, 2, **where)
+        self.to_qkv = operations.Conv2d(channels, 3 * channels, 1, **where)
+        self.proj = operations.Conv2d(channels, channels, 1, **where)
+
+    def forward(self, x: Tensor, tape: _Tape) -> Tensor:
+        return x + _framewise(self._attend, x)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        frames, channels, height, width = x.shape
+        qkv = self.to_qkv(self.norm(x)).view(frames, 1, 3 * channels, height * width).transpose(2, 3).contiguous()
+        q, k, v = qkv.chunk(3, dim=-1)
+        out = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(out.squeeze(1).transpose(1, 2).reshape(frames, channels, height, width))
+
+
+class Downsample(nn.Module):
+    """Halves height and width and, with ``temporal``, the frame rate; the first frame of a clip stays single."""
+
+    def __init__(self, channels: int, temporal: bool, operations: Any, **where: Any) -> None:
+        super().__init__()
+        self.resample = nn.Sequential(
+            nn.ZeroPad2d((0, 1, 0, 1)), operations.Conv2d(channels, channels, 3, stride=2, **where)
+        )
+        self.time_conv = (
+            operations.Conv3d(channels, channels, (3, 1, 1), stride=(2, 1, 1), **where) if temporal else None
+        )
+
+    def forward(self, x: Tensor, tape: _Tape) -> Tensor:
+        x = _framewise(self.resample, x)
+        if self.time_conv is None:
+            return x
+        past = tape.exchange(x, keep=1)
+        return x if past is None else self.time_conv(torch.cat((past, x), dim=2))
+
+
+class Upsample(nn.Module):
+    """Doubles height and width, halves the channels and, with ``temporal``, doubles the frame rate.
+
+    The first latent of a clip stays one frame and is not remembered: the second one sees zeros before it.
+    """
+
+    def __init__(self, channels: int, temporal: bool, operations: Any, **where: Any) -> None:
+        super().__init__()
+        self.resample = nn.Sequential(
+            nn.Upsample(scale_factor=2.0, mode="nearest-exact"),
+            operations.Conv2d(channels, channels // 2, 3, padding=1, **where),
+        )
+        self.time_conv = operations.Conv3d(channels, 2 * channels, (3, 1, 1), padding=0, **where) if temporal else None
+
+    def forward(self, x: Tensor, tape: _Tape) -> Tensor:
+        if self.time_conv is not None:
+            if tape.first:
+                tape.skip()
+            else:
+                x = _causal(self.time_conv, x, tape)
+                # The first half of the channels is the earlier frame of each pair.
+                x = torch.stack(x.chunk(2, dim=1), dim=3).flatten(2, 3)
+        return _framewise(self.resample, x)
+
+
+def _through(conv1: nn.Module, blocks: Iterable[nn.Module], head: nn.Sequential, x: Tensor, tape: _Tape) -> Tensor:
+    """What encoder and decoder share: a convolution, blocks, and a head of norm, SiLU and convolution."""
+    x = _causal(conv1, x, tape)
+    for block in blocks:
+        x = block(x, tape)
+    norm, act, conv = head
+    return _causal(conv, act(norm(x)), tape)
+
+
+def _middle(channels: int, operations: Any, **where: Any) -> nn.Sequential:
+    return nn.Sequential(
+        ResidualBlock(channels, channels, operations, **where),
+        AttentionBlock(channels, operations, **where),
+        ResidualBlock(channels, channels, operations, **where),
+    )
+
+
+def _head(channels: int, out: int, operations: Any, **where: Any) -> nn.Sequential:
+    conv = operations.Conv3d(channels, out, 3, padding=(0, 1, 1), **where)
+    return nn.Sequential(RMSNorm(channels, 3, **where), nn.SiLU(), conv)
+
+
+class Encoder(nn.Module):
+    """One frame, or four, [1, 3, T, H, W] -> moments of one latent [1, 2 * z_dim, 1, H / 8, W / 8]."""
+
+    def __init__(self, config: VAEConfig, operations: Any, **where: Any) -> None:
+        super().__init__()
+        width = config.dim
+        self.conv1 = operations.Conv3d(3, width, 3, padding=(0, 1, 1), **where)
+        layers: list[nn.Module] = []
+        for level, mult in enumerate(config.dim_mult):
+            for _ in range(config.num_res_blocks):
+                layers.append(ResidualBlock(width, config.dim * mult, operations, **where))
+                width = config.dim * mult
+            if level < len(config.temporal_downsample):
+                layers.append(Downsample(width, config.temporal_downsample[level], operations, **where))
+        self.downsamples = nn.Sequential(*layers)
+        self.middle = _middle(width, operations, **where)
+        self.head = _head(width, 2 * config.z_dim, operations, **where)
+
+    def forward(self, x: Tensor, tape: _Tape) -> Tensor:
+        return _through(self.conv1, (*self.downsamples, *self.middle), self.head, x, tape)
+
+
+class Decoder(nn.Module):
+    """One latent [1, z_dim, 1, h, w] -> one frame, or four, [1, 3, T, 8 * h, 8 * w]."""
+
+    def __init__(self, config: VAEConfig, operations: Any, **where: Any) -> None:
+        super().__init__()
+        width = config.dim * config.dim_mult[-1]
+        self.conv1 = operations.Conv3d(config.z_dim, width, 3, padding=(0, 1, 1), **where)
+        self.middle = _middle(width, operations, **where)
+        temporal_upsample = config.temporal_downsample[::-1]
+        layers: list[nn.Module] = []
+        for level, mult in enumerate(reversed(config.dim_mult)):
+            for _ in range(config.num_res_blocks + 1):
+                layers.append(ResidualBlock(width, config.dim * mult, operations, **where))
+                width = config.dim * mult
+            if level < len(temporal_upsample):
+                layers.append(Upsample(width, temporal_upsample[level], operations, **where))
+                width //= 2
+        self.upsamples = nn.Sequential(*layers)
+        self.head = _head(width, 3, operations, **where)
+
+    def forward(self, x: Tensor, tape: _Tape) -> Tensor:
+        return _through(self.conv1, (*self.middle, *self.upsamples), self.head, x, tape)
+
+
+class WanVAE(nn.Module):
+    """The VAE of Wan 2.1.
+
+    operations: the namespace whose ``Conv2d`` and ``Conv3d`` are used. Computes in the dtype and on the device of its
+    parameters; latents are normalised in float32 with `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
+    """
+
+    def __init__(
+        self,
+        config: VAEConfig | None = None,
+        *,
+        operations: Any = nn,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config = config or VAEConfig()
+        where = {"device": device, "dtype": dtype}
+        self.encoder = Encoder(config, operations, **where)
+        self.conv1 = operations.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1, **where)
+        self.conv2 = operations.Conv3d(config.z_dim, config.z_dim, 1, **where)
+        self.decoder = Decoder(config, operations, **where)
+        # Plain tensors, not buffers: they stay float32 on the CPU whatever the module is cast or moved to, and are not
+        # left behind on the meta device when weights are assigned.
+        self._mean = torch.tensor(LATENT_MEAN, device="cpu").view(1, -1, 1, 1, 1)
+        self._std = torch.tensor(LATENT_STD, device="cpu").view(1, -1, 1, 1, 1)
+
+    @torch.no_grad()
+    def encode(self, video: Tensor, state: EncoderState | None = None) -> Tensor:
+        """Encodes a clip, or continues one, to the mean latents.
+
+        video: [3, T, H, W] in [-1, 1], H and W multiples of 8; T = 1 + 4k where a clip starts (no state, or a fresh
+        one) and 4k where ``state`` continues it. Returns float32 [16, t, H / 8, W / 8], normalised; t = k + 1 or k.
+        Clips cut into pieces give bitwise what one call gives. ``state`` moves on only when the call succeeds.
+        Raises ImageError (shape), LengthError (T), CacheError (a state of another kind or size).
+        """
+        if video.ndim != 4 or video.shape[0] != 3 or not video.is_floating_point():
+            raise ImageError(f"a video to encode must be floating point [3, T, H, W], not {_shown(video)}")
+        frames, height, width = video.shape[1:]
+        if height % SPATIAL_STRIDE or width % SPATIAL_STRIDE or not height or not width:
+            raise ImageError(f"a video to encode must have sides that are multiples of 8, not {width}x{height}")
+        size = (height // SPATIAL_STRIDE, width // SPATIAL_STRIDE)
+        work = _start(EncoderState, state, size)
+        first = work.latents == 0
+        if first and frames % TEMPORAL_STRIDE != 1:
+            raise LengthError(f"a clip to encode must start with 1 + 4k frames (1, 5, 9, ...), not {frames}")
+        if not first and (frames == 0 or frames % TEMPORAL_STRIDE):
+            raise LengthError(f"a running clip goes on with a multiple of 4 frames, not {frames}")
+
+        mean, std = self._statistics()
+        parameter = next(self.encoder.parameters())
+        latents = []
+        begin = 0
+        while begin < frames:
+            end = begin + (TEMPORAL_STRIDE if work.latents else 1)
+            group = video[None, :, begin:end].to(device=parameter.device, dtype=parameter.dtype)
+            moments = self.conv1(_advance(self.encoder, group, work))
+            latents.append((moments[:, : self.config.z_dim].float() - mean) / std)
+            begin = end
+        result = torch.cat(latents, dim=2)[0]
+        if state is not None:
+            state._become(work)
+        return result
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, state: DecoderState | None = None) -> Tensor:
+        """Decodes a clip, or continues one.
+
+        latents: normalised [16, t, h, w]. Returns float32 [3, T, 8h, 8w] clamped to [-1, 1]; T = `frames_for` (t,
+        first = no state or a fresh one). Clips cut into pieces give bitwise what one call gives. ``state`` moves on
+        only when the call succeeds, so a failed or cancelled decode can simply be repeated.
+        Raises LingBotError (shape), LengthError (t = 0), CacheError (a state of another kind or size).
+        """
+        if latents.ndim != 4 or latents.shape[0] != self.config.z_dim or not latents.is_floating_point():
+            raise LingBotError(
+                f"latents to decode must be floating point [{self.config.z_dim}, t, h, w], not {_shown(latents)}"
+            )
+        if latents.shape[1] == 0:
+            raise LengthError("there are no latents to decode; give at least one latent frame")
+        work = _start(DecoderState, state, (latents.shape[2], latents.shape[3]))
+
+        mean, std = self._statistics()
+        parameter = next(self.decoder.parameters())
+        frames = []
+        for latent in latents.unsqueeze(0).split(1, dim=2):
+            raw = latent.to(device=parameter.device, dtype=torch.float32) * std + mean
+            group = _advance(self.decoder, self.conv2(raw.to(parameter.dtype)), work)
+            frames.append(group.float().clamp(-1.0, 1.0))
+        result = torch.cat(frames, dim=2)[0]
+        if state is not None:
+            state._become(work)
+        return result
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        device = next(self.parameters()).device
+        # A blocking copy would make the host wait for all queued work.
+        return self._mean.to(device, non_blocking=True), self._std.to(device, non_blocking=True)
+
+
+def _advance(stack: Encoder | Decoder, group: Tensor, state: _StreamState) -> Tensor:
+    """Runs one group and moves ``state`` on by one latent."""
+    tape = _Tape(state.slots)
+    out = stack(group, tape)
+    state.slots = tape.slots
+    state.latents += 1
+    return out
+
+
+def _start(kind: type[_State], state: _State | None, size: tuple[int, int]) -> _State:
+    """The state to work on: a copy, so that a failure leaves the caller's as it was."""
+    if state is None:
+        return kind(size=size)
+    if not isinstance(state, kind):
+        raise CacheError(f"this needs a {kind.__name__}, not a {type(state).__name__}")
+    if state.size is not None and state.size != size:
+        raise CacheError(
+            f"this clip runs at {state.size[1]}x{state.size[0]} latents and cannot go on at {size[1]}x{size[0]}; "
+            "start with a fresh state"
+        )
+    work = state.copy()
+    work.size = size
+    return work
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
