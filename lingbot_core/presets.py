@@ -173,7 +173,7 @@ def _selection_changes(preset: Preset, changes: dict[str, Any]) -> dict[str, Any
                 f"({_shown(preset.selection)})"
             )
         value = changes.pop(field)
-        changes["selection"] = kind(int(value)) if kind is UniPCSteps else kind(tuple(value))
+        changes["selection"] = kind(value) if kind is UniPCSteps else kind(tuple(value))
     return changes
 
 
@@ -181,7 +181,9 @@ def _validate(p: Preset) -> None:
     def refuse(message: str) -> None:
         raise PresetError(f"preset {p.name}: {message}")
 
-    for field in ("chunk", "sink"):
+    for field in ("chunk", "sink", "window"):
+        if field == "window" and p.window is None:
+            continue
         if isinstance(getattr(p, field), bool) or not isinstance(getattr(p, field), int):
             refuse(f"{field}={getattr(p, field)!r} must be a whole number")
     if not 1 <= p.chunk <= 64:
@@ -206,11 +208,15 @@ def _validate(p: Preset) -> None:
             if any(not 0 <= i <= 999 for i in indices) or list(indices) != sorted(set(indices)):
                 refuse(f"indices={list(indices)} must rise strictly and lie within 0..999")
         case LabelSteps(labels):
-            if not labels or any(not 0 < x <= 1000 for x in labels) or list(labels) != sorted(set(labels), reverse=True):
+            if (
+                not labels
+                or any(not 0 < x <= 1000 for x in labels)
+                or list(labels) != sorted(set(labels), reverse=True)
+            ):
                 refuse(f"labels={list(labels)} must fall strictly and lie within (0, 1000]")
         case UniPCSteps(count):
-            if not 1 <= count <= 1000:
-                refuse(f"steps={count} must be between 1 and 1000")
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1000:
+                refuse(f"steps={count} must be a whole number between 1 and 1000")
     if not isinstance(p.selection, UniPCSteps) and p.guided:
         refuse(
             f"guidance_scale={p.guidance_scale} cannot be honoured: a distilled model has guidance built in; leave it "

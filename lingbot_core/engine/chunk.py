@@ -22,7 +22,7 @@ COMMIT_TIME = 0.0
 
 @dataclass(frozen=True)
 class Denoised:
-    """x0: float32 [16, frames, h, w]. last_input: what the last step's forward read; kept where the commit is skipped."""
+    """x0: float32 [16, frames, h, w]. last_input: what the last step's forward read, where the commit is skipped."""
 
     x0: Tensor
     last_input: Tensor | None
@@ -46,15 +46,15 @@ def denoise(
     total = preset.steps
     device = contexts[0].condition.device
 
-    def noise(step: int) -> Tensor:
-        return draw(step).to(device, torch.float32)
+    # All of it before the first step: copying from the host in between would make the host wait for the device.
+    noise = [draw(step).to(device, torch.float32) for step in range(_draws(preset))]
 
     def flow_at(x: Tensor, t: float, step: int) -> Tensor:
         if on_step is not None:
             on_step(step, total)
         return _guided(dit, preset, contexts, x, t)
 
-    x = noise(0)
+    x = noise[0]
     if isinstance(preset.selection, UniPCSteps):
         solver = UniPC(preset.selection.count, preset.shift)
         for i, timestep in enumerate(solver.timesteps):
@@ -66,8 +66,13 @@ def denoise(
         last_input = x
         x0 = flow_to_x0(flow_at(x, step.t, i), x, step.sigma)
         if step.renoise is not None:
-            x = renoise(x0, noise(i + 1), step.renoise)
+            x = renoise(x0, noise[i + 1], step.renoise)
     return Denoised(x0, last_input if preset.reuse_last_step_kv else None)
+
+
+def _draws(preset: Preset) -> int:
+    """Noise tensors a chunk needs: the first latent, and one for each re-noising of a distilled recipe."""
+    return 1 if isinstance(preset.selection, UniPCSteps) else preset.steps
 
 
 def _guided(dit: CausalWanDiT, preset: Preset, contexts: Sequence[ChunkContext], x: Tensor, t: float) -> Tensor:

@@ -73,14 +73,15 @@ class ImageCondition:
         return torch.cat([mask, frames])
 
     def _encode_next(self) -> None:
-        before = self._state.copy()
+        state = self._state.copy()
         if self._latents:
             video = torch.zeros(3, TEMPORAL_STRIDE, self.height, self.width, device=self._device)
         else:
             video = self.image.pixels.unsqueeze(1).to(self._device)
-        latent = self._vae.encode(video, self._state)
-        if len(self._latents) > 1 and self._state.equals(before):
-            # Same state, same input: this latent and all that follow are the same tensor for ever.
-            self._steady = True
-            self._state = EncoderState()  # its caches are as large as several frames of activations
-        self._latents.append(latent)
+        latent = self._vae.encode(video, state)
+        # Same state, same input: this latent and all that follow are the same tensor for ever.
+        steady = len(self._latents) > 1 and state.equals(self._state)
+        if steady:
+            state = EncoderState()  # its caches are as large as several frames of activations
+        # One statement: interrupted between two, every later latent would be one place off.
+        self._latents, self._state, self._steady = [*self._latents, latent], state, steady

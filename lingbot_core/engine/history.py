@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..camera.controls import CameraCarry, Controls
+from ..camera.controls import CameraCarry, Controls, FirstDelta
 from ..errors import HistoryError
 from ..presets import Preset
 
@@ -35,7 +35,7 @@ class StartRecord:
     intrinsics: tuple[float, float, float, float]
     translation_unit: float
     unit_rule: str
-    first_delta: str
+    first_delta: FirstDelta
     fps: float
     chunks: int | None
     model: str
@@ -46,7 +46,9 @@ class StartRecord:
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine != theirs:
                 shown = (mine.label, theirs.label) if isinstance(mine, Preset) else (mine, theirs)
-                raise HistoryError(f"this history was recorded with {field.name}={shown[0]!r}, but here it is {shown[1]!r}")
+                raise HistoryError(
+                    f"this history was recorded with {field.name}={shown[0]!r}, but here it is {shown[1]!r}"
+                )
 
 
 @dataclass(frozen=True, eq=False)

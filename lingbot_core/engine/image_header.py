@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
 
-_PNG_END = b"\0\0\0\0IEND\xaeB`\x82"  # the last chunk, always the same 12 bytes
-_MAX_SEGMENTS = 10_000  # real photos have a few hundred; made-up ones shall not keep us busy
+# Real files stay far below; made-up ones shall not keep us busy.
+_MAX_SEGMENTS = 10_000  # of a JPEG
+_MAX_CHUNKS = 1_000_000  # of a PNG
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,16 @@ def _png(data: bytes) -> ImageHeader | None:
     if data[12:16] != b"IHDR":
         return None
     width, height = struct.unpack_from(">II", data, 16)
-    return ImageHeader("PNG", height, width, complete=data.rfind(_PNG_END) >= 0)
+    # OpenCV sets memory aside for whatever length a chunk claims, up to 4 GiB, so the chain must hold.
+    offset = 8
+    for _ in range(_MAX_CHUNKS):
+        if offset + 12 > len(data):
+            break
+        if data[offset + 4 : offset + 8] == b"IEND":
+            return ImageHeader("PNG", height, width)
+        (length,) = struct.unpack_from(">I", data, offset)
+        offset += 12 + length
+    return ImageHeader("PNG", height, width, complete=False)
 
 
 def _jpeg(data: bytes) -> ImageHeader | None:

@@ -79,7 +79,7 @@ class ReferenceNoise:
         clip = (channels, frames * self.chunks, height, width)
         self._clip = torch.randn(clip, generator=self._generator, device=self.device)
         self._last = self._clip
-        self._drawn = 0
+        self._drawn: int = 0
 
 
 class InjectedNoise:

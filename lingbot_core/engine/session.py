@@ -12,16 +12,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..camera.controls import CameraCarry, Controls, KeyMotion, to_controls
+from ..camera.controls import CameraCarry, Controls, FirstDelta, KeyMotion, to_controls
 from ..camera.intrinsics import check_pixels, default_intrinsics
 from ..camera.rays import action_rays, camera_rays
-from ..errors import CameraError, NumericsError, SessionBusyError, SessionError
+from ..errors import (
+    CameraError,
+    LengthError,
+    NumericsError,
+    PresetError,
+    PromptError,
+    SessionBusyError,
+    SessionError,
+)
 from ..models.dit import ChunkContext, CrossKV
 from ..models.kv_cache import KVCache
 from ..models.vae import DecoderState
@@ -33,7 +41,7 @@ from .noise import InjectedNoise, NoiseSource, ReferenceNoise, SeededNoise
 from .timing import Stopwatch
 from .world import World
 
-FIRST_DELTAS = ("identity", "from_rest")
+FIRST_DELTAS = get_args(FirstDelta)
 NOISES = ("seeded", "reference")
 
 
@@ -107,7 +115,7 @@ class WorldSession:
         chunks: int | None = None,
         translation_unit: float = 1.0,
         unit_rule: str = "number",
-        first_delta: str = "identity",
+        first_delta: FirstDelta = "identity",
         intrinsics: Sequence[float] | None = None,
         fps: float = 16.0,
         rewind_depth: int = 0,
@@ -120,21 +128,31 @@ class WorldSession:
         negative_prompt: None takes the preset's. noise: 'seeded', or 'reference', which needs ``chunks``, the declared
         length. translation_unit: scene units per unit of the controls (camera.controls.translation_unit resolves
         'clip', 'key' and percentiles). intrinsics: fx, fy, cx, cy in pixels of the session's picture; None: the
-        default of camera.intrinsics. rewind_depth: chunks that can be taken back without a replay. prompt_states, negative_states:
-        text states [L, text_dim] in place of the world's own text encoder.
+        default of camera.intrinsics. rewind_depth: chunks that can be taken back without a replay. prompt_states,
+        negative_states: text states [L, text_dim] in place of the world's own text encoder.
         """
         preset = preset or world.preset
         if first_delta not in FIRST_DELTAS:
             raise CameraError(f"first_delta={first_delta!r} is unknown; use one of {', '.join(FIRST_DELTAS)}")
         if noise not in NOISES:
             raise SessionError(f"noise={noise!r} is unknown; use one of {', '.join(NOISES)}")
-        if noise == "reference" and not chunks:
+        if noise == "reference" and chunks is None:
             raise SessionError("noise='reference' draws the whole clip at once: declare its length with chunks=N")
+        if chunks is not None and chunks < 1:
+            raise LengthError(f"chunks={chunks} must be at least 1; leave it out for a session of open length")
+        if rewind_depth < 0:
+            raise SessionError(f"rewind_depth={rewind_depth} must be at least 0 chunks")
+        if not preset.guided and (negative_prompt or negative_states is not None):
+            raise PresetError(
+                f"preset {preset.name}: a negative prompt has no effect at guidance 1; leave it empty, or use the "
+                "preset v2-causal-pretrain"
+            )
         if not (np.isfinite(translation_unit) and translation_unit > 0):
             raise CameraError(f"translation_unit={translation_unit} must be a positive number")
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise SessionError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1")
         condition = world.condition(image)
+        world.require_memory(preset, condition.height, condition.width, chunks=chunks or 1, rewind_depth=rewind_depth)
         record = StartRecord(
             preset=preset,
             prompt=prompt,
@@ -266,9 +284,9 @@ class WorldSession:
                 None if done.last_input is None else done.last_input.float().cpu(),
                 {},
             )
-            self._history = self._history.append(record)
-            self._next_prompt = None
-            self._undecoded = self._uncommitted = True
+            longer = self._history.append(record)
+            # One statement: a Ctrl-C that arrives between two would leave a history that nothing knows to finish.
+            self._history, self._next_prompt, self._undecoded, self._uncommitted = longer, None, True, True
             return self._finish(contexts, watch, on_frames, just_denoised=True)
 
     def resume(self, *, on_frames: OnFrames | None = None) -> Chunk | None:
@@ -283,19 +301,29 @@ class WorldSession:
                 return None
             handed_out = not self._undecoded
             last = self._history.chunks[-1]
-            contexts = self._contexts(last.index, last.controls, last.prompt)
+            contexts = self._contexts(last.index, last.controls, last.prompt) if self._uncommitted else []
             chunk = self._finish(contexts, Stopwatch(self._world.device), on_frames, just_denoised=False)
             return None if handed_out else chunk
 
     def set_prompt(self, prompt: str, *, states: Tensor | None = None) -> None:
         """The prompt from the next chunk on; only the cross-attention keys and values are rebuilt.
 
-        states: text states [L, text_dim] in place of the world's own text encoder.
+        states: text states [L, text_dim] in place of the world's own text encoder. The history knows a prompt by its
+        text, so a text that chunks were already made with cannot stand for other states: PromptError.
         """
         with self._running():
             if states is not None:
+                known = self._prompt_states.get(prompt)
+                if known is not None and not torch.equal(known.to(states), states):
+                    used = (self._history.start.prompt, self._history.start.negative_prompt)
+                    if prompt in (*used, *(record.prompt for record in self._history.chunks)):
+                        raise PromptError(
+                            f"the prompt {_shown(prompt)} is in this session's history with other text states; give "
+                            "the new states another text"
+                        )
+                cross = self._world.dit.encode_prompt(states.to(self._world.device))
                 self._prompt_states = {**self._prompt_states, prompt: states}
-                self._cross = None
+                self._cross = (prompt, cross)
             self._cross_for(prompt)
             self._next_prompt = prompt
 
@@ -311,12 +339,10 @@ class WorldSession:
                 return
             decoder = self._decoder_at(chunks)
             usable = not self._stale and all(c.can_rewind(self._frame(chunks)) for c in self._caches)
-            self._history = shorter
-            self._next_prompt = None
-            self._undecoded = self._uncommitted = False
             while self._decoders and self._decoders[-1][0] >= chunks:
                 self._decoders.pop()
             self._stale = True
+            self._history, self._next_prompt, self._undecoded, self._uncommitted = shorter, None, False, False
             self._rebuild(caches=None if not usable else self._caches, decoder=decoder)
 
     def fork(self, chunks: int | None = None) -> WorldSession:
@@ -358,6 +384,7 @@ class WorldSession:
             self._caches, self._decoder, self._cross, self._negative = [], DecoderState(), None, None
             self._decoders.clear()
             self._prompt_states = {}
+            self._noise = InjectedNoise(torch.empty(0))  # the reference's noise holds a whole clip
         finally:
             self._lock.release()
 
@@ -368,8 +395,10 @@ class WorldSession:
         if self._closed:
             raise SessionError("this session is closed; start a new one")
         if not self._lock.acquire(blocking=False):
-            raise SessionBusyError("another thread is driving this session; wait until its chunk is finished")
+            raise SessionBusyError("this session is being driven already; wait until its chunk is finished")
         try:
+            if self._closed:  # by another thread, since the look above
+                raise SessionError("this session is closed; start a new one")
             # Inference mode belongs to a thread, so it is entered here whoever calls.
             with torch.inference_mode():
                 yield
@@ -397,31 +426,39 @@ class WorldSession:
     def _finish(
         self, contexts: list[ChunkContext], watch: Stopwatch, on_frames: OnFrames | None, *, just_denoised: bool
     ) -> Chunk:
-        """Frames, then the commit, of the last chunk in the history."""
+        """Frames, then the commit, of the last chunk in the history.
+
+        Frames count as handed out once ``on_frames`` was called with them; without it, when the chunk is returned.
+        """
         record = self._history.chunks[-1]
         preset = self._history.start.preset
         latents = record.latents.to(self._world.device)
         frames = latents.new_empty(3, 0, 0, 0)
-        if self._undecoded:
-            before = self._decoder.copy()
+        # The session's own decoder moves on only when the frames are handed out: until then they can be made again.
+        decoder = self._decoder.copy()
+        if undecoded := self._undecoded:
             with watch.stage("decode"):
-                frames = self._world.vae.decode(latents, self._decoder)
-            self._decoders.append((record.index, before))
+                frames = self._world.vae.decode(latents, decoder)
         poses = record.controls.relative
         chunk = Chunk(record.index, frames, record.latents, poses, record.prompt, watch.seconds())
-        if self._undecoded:
-            self._undecoded = False
-            if on_frames is not None:
-                on_frames(chunk)
-        # With reuse_last_step_kv the cache already holds what it is to hold, right after denoising.
-        if not (just_denoised and preset.reuse_last_step_kv):
-            with watch.stage("commit"):
-                replay_commit(self._world.dit, preset, contexts, latents, self._on_device(record.last_input))
-        for cache in self._caches:
-            cache.end()
-        self._uncommitted = False
+        if undecoded and on_frames is not None:
+            self._decoders.append((record.index, self._decoder))
+            self._decoder, self._undecoded = decoder, False
+            on_frames(chunk)
+        if self._uncommitted:
+            # With reuse_last_step_kv the cache already holds what it is to hold, right after denoising.
+            if not (just_denoised and preset.reuse_last_step_kv):
+                with watch.stage("commit"):
+                    replay_commit(self._world.dit, preset, contexts, latents, self._on_device(record.last_input))
+            self._stale = True  # until every cache is closed
+            for cache in self._caches:
+                cache.end()
+            self._stale, self._uncommitted = False, False
         timings = watch.seconds()
         self._history = self._history.with_timings(timings)
+        if self._undecoded:
+            self._decoders.append((record.index, self._decoder))
+            self._decoder, self._undecoded = decoder, False
         return replace(chunk, timings=timings)
 
     def _rebuild(self, *, caches: list[KVCache] | None = None, decoder: DecoderState | None = None) -> None:
@@ -444,15 +481,16 @@ class WorldSession:
         else:
             for cache in caches:
                 cache.rewind(self._frame(len(records)))
-        self._decoder = self._decode_again() if decoder is None else decoder
-        self._stale = False
+        decoder = self._decode_again() if decoder is None else decoder
+        self._decoder, self._stale, self._uncommitted = decoder, False, False
 
     def _decode_again(self) -> DecoderState:
-        """The decoder's state at the end of the history, from as many latents as reach it."""
+        """The decoder's state after the last chunk whose frames were handed out, from as many latents as reach it."""
         state = DecoderState()
+        records = self._history.chunks[: len(self._history) - (1 if self._undecoded else 0)]
         chunk = self._history.start.preset.chunk
         needed = -(-self._world.vae.config.decoder_span // chunk) + 1
-        for record in self._history.chunks[-needed:]:
+        for record in records[-needed:]:
             self._world.vae.decode(record.latents.to(self._world.device), state)
         return state
 
@@ -504,9 +542,13 @@ class WorldSession:
             )
         acts = self._world.dit.config.control == "act"
         if acts and controls.actions is None:
-            raise CameraError("this model is steered by actions (control 'act'): give w a s d rows, one per latent frame")
+            raise CameraError(
+                "this model is steered by actions (control 'act'): give w a s d rows, one per latent frame"
+            )
         if not acts and controls.actions is not None:
-            raise CameraError("this model is steered by the camera (control 'cam') and takes no actions; leave them out")
+            raise CameraError(
+                "this model is steered by the camera (control 'cam') and takes no actions; leave them out"
+            )
 
     def _cross_for(self, prompt: str) -> CrossKV:
         if self._cross is None or self._cross[0] != prompt:
@@ -547,6 +589,10 @@ class WorldSession:
             )
             for _ in range(2 if preset.guided else 1)
         ]
+
+
+def _shown(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= 40 else prompt[:37] + "...")
 
 
 def _four(intrinsics: Sequence[float] | None, width: int, height: int) -> tuple[float, float, float, float]:

@@ -18,6 +18,7 @@ from ..weights.layout import TINY, find_layout
 from ..weights.load import fingerprint, load_dit, load_text, load_vae
 from .condition import Condition, ImageCondition
 from .image import RESOLUTIONS, PreparedImage, prepare_image
+from .memory import MemoryEstimate, estimate, require_free
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -72,7 +73,8 @@ class World:
         text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind)
         if text is not None and text.dim != dit.config.text_dim:
             raise WeightsError(
-                f"{layout.name}: the text encoder gives {text.dim} features, the transformer takes {dit.config.text_dim}"
+                f"{layout.name}: the text encoder gives {text.dim} features, the transformer takes "
+                f"{dit.config.text_dim}"
             )
         return cls(
             dit=dit,
@@ -97,6 +99,28 @@ class World:
         if not isinstance(image, PreparedImage):
             image = prepare_image(image, area=self.area)
         return ImageCondition(self.vae, image, device=self.device)
+
+    def estimate(
+        self, preset: Preset, height: int, width: int, *, chunks: int = 1, rewind_depth: int = 0
+    ) -> MemoryEstimate:
+        """Bytes that the weights and one session of this size need."""
+        return estimate(
+            self.dit.config,
+            self.vae.config,
+            preset,
+            height=height,
+            width=width,
+            chunks=chunks,
+            dtype=self.dit.compute_dtype,
+            cache_dtype=self.cache_dtype,
+            rewind_depth=rewind_depth,
+        )
+
+    def require_memory(
+        self, preset: Preset, height: int, width: int, *, chunks: int = 1, rewind_depth: int = 0
+    ) -> None:
+        """Raises MemoryPlanError when a session of this size does not fit beside the weights."""
+        require_free(self.estimate(preset, height, width, chunks=chunks, rewind_depth=rewind_depth), self.device)
 
     def encode_prompt(self, prompt: str) -> Encoded:
         """Text states of a prompt, its tokens, and whether it was too long. Raises PromptError without an encoder."""

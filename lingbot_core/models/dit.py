@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import WeightsError
+from ..errors import PromptError, WeightsError
 from .attention import Attention, sdpa
 from .kv_cache import CacheShape, KVCache
 from .rope import Rope, rope_for_chunk, rotate
@@ -251,7 +251,7 @@ class Block(nn.Module):
         self.cam_shift_layer = operations.Linear(dim, dim, **factory)
 
     def camera(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """embedding: [tokens, dim]. Returns (1 + scale, shift) of this block; the sum is rounded as in the reference."""
+        """embedding: [tokens, dim]. Returns (1 + scale, shift) of this block; the sum is rounded as in the source."""
         hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(embedding))) + embedding
         return 1.0 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden)
 
@@ -327,10 +327,14 @@ class CausalWanDiT(nn.Module):
             linear(config.freq_dim, dim, **factory), nn.SiLU(), linear(dim, dim, **factory)
         )
         self.time_projection = nn.Sequential(nn.SiLU(), linear(dim, dim * 6, **factory))
-        self.blocks: nn.ModuleList = nn.ModuleList(
+        self.blocks = nn.ModuleList(
             Block(config, operations, factory, self.compute_dtype) for _ in range(config.num_layers)
         )
         self.head = Head(config, operations, factory)
+
+    @property
+    def _layers(self) -> Sequence[Block]:
+        return cast("Sequence[Block]", self.blocks)
 
     def cache_shape(self, height: int, width: int) -> CacheShape:
         """K/V geometry for latents of height x width."""
@@ -339,13 +343,25 @@ class CausalWanDiT(nn.Module):
         return CacheShape(self.config.num_layers, self.config.num_heads, self.config.head_dim, tokens)
 
     def encode_prompt(self, states: Tensor) -> CrossKV:
-        """states: [L, text_dim] of the prompt's true length, L <= text_len. Keys and values of every layer.
+        """states: [L, text_dim] of the prompt's true length, 1 <= L <= text_len. Keys and values of every layer.
 
         The states are zero-padded before the text embedding and all rows are attended, as the model was trained.
+        Raises PromptError for states of any other shape.
         """
-        padded = F.pad(states, (0, 0, 0, self.config.text_len - states.shape[0])).to(self.compute_dtype)
+        length, features = self.config.text_len, self.config.text_dim
+        if states.ndim != 2 or states.shape[1] != features:
+            raise PromptError(
+                f"text states of shape {list(states.shape)} do not fit this model, which takes [L, {features}]; use "
+                "the text encoder that belongs to it"
+            )
+        if not 1 <= states.shape[0] <= length:
+            raise PromptError(
+                f"text states of {states.shape[0]} tokens do not fit this model, which takes 1 to {length}; cut them, "
+                "or shorten the prompt"
+            )
+        padded = F.pad(states, (0, 0, 0, length - states.shape[0])).to(self.compute_dtype)
         embedded = self.text_embedding(padded)
-        pairs = [block.cross_attn.encode(embedded) for block in self.blocks]
+        pairs = [block.cross_attn.encode(embedded) for block in self._layers]
         return CrossKV(tuple(k for k, _ in pairs), tuple(v for _, v in pairs))
 
     def encode_camera(self, rays: Tensor) -> CameraModulation:
@@ -356,7 +372,7 @@ class CausalWanDiT(nn.Module):
         tokens = folded.permute(1, 3, 5, 0, 2, 4, 6).reshape(-1, c * pt * ph * pw)
         embedding = self.patch_embedding_wancamctrl(tokens)
         embedding = embedding + self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(embedding)))
-        pairs = [block.camera(embedding) for block in self.blocks]
+        pairs = [block.camera(embedding) for block in self._layers]
         return CameraModulation(tuple(scale for scale, _ in pairs), tuple(shift for _, shift in pairs))
 
     def encode_time(self, t: float, device: torch.device) -> TimeModulation:
@@ -384,7 +400,7 @@ class CausalWanDiT(nn.Module):
         """
         time = self.encode_time(t, x.device)
         tokens = self._embed(x, context)
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self._layers):
             tokens = block(tokens, time, layer, context, self.attention)
         return self._unpatchify(self.head(tokens, time), x.shape)
 
@@ -393,7 +409,7 @@ class CausalWanDiT(nn.Module):
         time = self.encode_time(t, x.device)
         tokens = self._embed(x, context)
         last = len(self.blocks) - 1
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self._layers):
             if layer < last:
                 tokens = block(tokens, time, layer, context, self.attention)
                 continue
@@ -413,7 +429,7 @@ class CausalWanDiT(nn.Module):
         return grid.permute(6, 0, 3, 1, 4, 2, 5).reshape(channels, frames, height, width)
 
 
-def float32_linear(layer: nn.Module, x: Tensor) -> Tensor:
+def float32_linear(layer: Any, x: Tensor) -> Tensor:
     """A Linear in float32 whatever the dtype of its weights; the time path and the head are specified so.
 
     A host's Linear that casts by itself is called as it is, so that its patches and its streaming keep working.

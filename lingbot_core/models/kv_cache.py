@@ -20,7 +20,7 @@ from ..errors import CacheError
 
 # A cache without a window grows by this many latent frames at a time, one layer after the other, so that growing
 # needs the extra memory of a single layer only.
-GROWTH = 24
+GROWTH = 6
 
 
 @dataclass(frozen=True)
@@ -122,17 +122,17 @@ class KVCache:
         self._remember(before, tuple(freed))
         self._grow(total)
         slots = sorted([*range(used, total), *freed])
-        self._slots.extend([-1] * (total - used))
+        after = [*before, *[-1] * (total - used)]
         for offset, slot in enumerate(slots):
-            self._slots[slot] = first_frame + offset
-        self._open = tuple(slots)
+            after[slot] = first_frame + offset
+        # One statement, so that an interruption finds the chunk either begun or not.
+        self._slots, self._open = after, tuple(slots)
 
     def end(self) -> None:
         """The open chunk's keys and values are final."""
         if self._open is None:
             raise CacheError("no chunk is open")
-        self._next += len(self._open)
-        self._open = None
+        self._next, self._open = self._next + len(self._open), None
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """keys, values: [frames * frame_tokens, heads, head_dim] of the open chunk, in token order; overwrites."""

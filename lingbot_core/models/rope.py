@@ -29,9 +29,7 @@ def axis_angles(start: int, count: int, pairs: int, device: torch.device) -> Ten
     return positions[:, None] / THETA**exponents
 
 
-def rope_for_chunk(
-    first_frame: int, frames: int, rows: int, columns: int, head_dim: int, device: torch.device
-) -> Rope:
+def rope_for_chunk(first_frame: int, frames: int, rows: int, columns: int, head_dim: int, device: torch.device) -> Rope:
     """Rotations for tokens in the order (frame, row, column); ``first_frame`` is the absolute latent frame."""
     pairs = head_dim // 2
     spatial = pairs // 3

@@ -217,9 +217,25 @@ class _Tape:
 def _causal(conv: nn.Module, x: Tensor, tape: _Tape) -> Tensor:
     """A convolution of three taps in time over x [1, C, T, H, W], preceded by the last two frames (or zeros)."""
     past = tape.exchange(x, keep=2)
-    if past is None:
-        return conv(F.pad(x, (0, 0, 0, 0, 2, 0)))
-    return conv(torch.cat((past, x), dim=2))
+    return _convolve(conv, F.pad(x, (0, 0, 0, 0, 2, 0)) if past is None else torch.cat((past, x), dim=2))
+
+
+def _convolve(conv: nn.Module, x: Tensor) -> Tensor:
+    """conv(x) for x [1, C, T, H, W] without padding in time.
+
+    PyTorch has no fast 3D convolution for CPUs. There, frames are stacked into channels and the same sum is left to
+    the 2D one, which is three to six times faster at this model's widths.
+    """
+    if type(conv) is not nn.Conv3d or x.device.type != "cpu":
+        return conv(x)
+    weight: Tensor = conv.weight
+    taps, stride = conv.kernel_size[0], conv.stride[0]
+    frames = x[0].transpose(0, 1)
+    last = len(frames) - taps
+    stacked = torch.cat([frames[tap : tap + last + 1 : stride] for tap in range(taps)], dim=1)
+    kernel = weight.transpose(1, 2).flatten(1, 2)
+    spatial: dict[str, Any] = {"stride": conv.stride[1:], "padding": conv.padding[1:]}
+    return F.conv2d(stacked, kernel, conv.bias, **spatial).transpose(0, 1).unsqueeze(0)
 
 
 def _framewise(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -260,7 +276,7 @@ class ResidualBlock(nn.Module):
         norm1, act1, conv1, norm2, act2, _, conv2 = self.residual
         h = _causal(conv1, act1(norm1(x)), tape)
         h = _causal(conv2, act2(norm2(h)), tape)
-        return h + self.shortcut(x)
+        return h + (_convolve(self.shortcut, x) if isinstance(self.shortcut, nn.Conv3d) else self.shortcut(x))
 
 
 class AttentionBlock(nn.Module):
@@ -300,7 +316,7 @@ class Downsample(nn.Module):
         if self.time_conv is None:
             return x
         past = tape.exchange(x, keep=1)
-        return x if past is None else self.time_conv(torch.cat((past, x), dim=2))
+        return x if past is None else _convolve(self.time_conv, torch.cat((past, x), dim=2))
 
 
 class Upsample(nn.Module):

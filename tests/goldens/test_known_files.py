@@ -12,7 +12,8 @@ def _known() -> set[str]:
     names = {"README.md"}
     for module in Path(__file__).parent.glob("test_*.py"):
         spec = importlib.util.spec_from_file_location(f"known_{module.stem}", module)
-        assert spec and spec.loader
+        assert spec is not None
+        assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
         if module != Path(__file__):
             spec.loader.exec_module(loaded)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lingbot_core.camera import camera_rays, latent_actions, scale_intrinsics
+from lingbot_core.camera import camera_rays, latent_actions
 from lingbot_core.camera.controls import clip_controls
 from lingbot_core.camera.rays import action_rays
 from lingbot_core.camera.trajectory import CameraTrajectory
@@ -23,6 +23,8 @@ from lingbot_core.engine.noise import InjectedNoise
 from lingbot_core.models.dit import CausalWanDiT, ChunkContext, DiTConfig
 from lingbot_core.models.kv_cache import KVCache
 from lingbot_core.presets import LabelSteps, Preset, TableSteps, UniPCSteps
+from lingbot_core.schedule import distilled_steps, flow_to_x0, renoise
+from lingbot_core.solver import UniPC
 
 FILES: tuple[str, ...] = ()  # any session_*.safetensors; see conftest
 
@@ -72,6 +74,7 @@ class Golden:
         self.latent_size = tuple(self.noise.shape[2:])
         self.tolerance = GUIDED_TOLERANCE if self.preset.guided else TOLERANCE
         self.worst: dict[str, float] = {}
+        self.rays = self["in.plucker"] if "in.plucker" in self.keys else self.rays_from_poses()
 
     def __getitem__(self, key: str) -> torch.Tensor:
         return self.file.get_tensor(key)
@@ -80,7 +83,9 @@ class Golden:
         owner = self.file if self.meta["weights"] == "own" else safe_open(path.parent / self.meta["weights"], "pt")
         marker = "state_dict."
         weights = {
-            key.split(marker, 1)[1]: owner.get_tensor(key).float() for key in owner.keys() if marker in key  # noqa: SIM118
+            key.split(marker, 1)[1]: owner.get_tensor(key).float()
+            for key in owner.keys()
+            if marker in key  # noqa: SIM118
         }
         sizes = json.loads(self.meta["config"])
         shapes = {key: tuple(value.shape) for key, value in weights.items()}
@@ -89,6 +94,23 @@ class Golden:
         dit = CausalWanDiT(config)
         dit.load_state_dict(weights)
         return dit.eval().requires_grad_(False)
+
+    def rays_from_poses(self) -> torch.Tensor:
+        """The rays of the whole path, by the reference's rule for a path known in advance."""
+        height, width = (8 * side for side in self.latent_size)
+        intrinsics = self["in.intrinsics"].double().numpy()
+        path = CameraTrajectory.from_arrays(self["in.poses"].double().numpy(), intrinsics, width=832, height=480)
+        latent = path.to_latent(self.preset.chunk)
+        unit = translation_unit("clip", latent_poses=latent.poses)
+        controls = clip_controls(
+            latent, chunk=self.preset.chunk, unit=unit, first_delta="identity", width=width, height=height
+        )
+        relative = np.concatenate([c.relative for c in controls])
+        pixels = latent.intrinsics_at(width, height)
+        if self.meta["control"] == "act":
+            actions = latent_actions(self["in.action"].numpy(), len(relative))
+            return action_rays(relative, pixels, actions, height, width)
+        return camera_rays(relative, pixels, height, width)
 
     def caches(self) -> list[KVCache]:
         return [
@@ -144,7 +166,7 @@ def test_session_equals_the_reference_step_by_step(golden: Golden) -> None:
     layers = (0, dit.config.num_layers - 1)
     for chunk in range(golden.chunks):
         frames = slice(chunk * preset.chunk, (chunk + 1) * preset.chunk)
-        rays = golden["in.plucker"][:, :, frames]
+        rays = golden.rays[:, :, frames]
         camera = dit.encode_camera(rays)
         rope = dit.rope(frames.start, preset.chunk, *golden.latent_size, rays.device)
         contexts = []
@@ -159,14 +181,14 @@ def test_session_equals_the_reference_step_by_step(golden: Golden) -> None:
         expected_times = golden["in.timesteps"].double()[: preset.steps]
         branches = len(caches)
         golden.compare("timestep", torch.tensor(times[::branches], dtype=torch.float64), expected_times, 1e-9)
-        for name, when in (("kv_before_update", 0), ("kv_after_last_denoise", None)):
+        for name in ("kv_before_update", "kv_after_last_denoise"):
             for layer in layers:
                 key = f"{name}_chunk{chunk}"
                 if f"{key}.layer{layer}.k" in golden.keys:
                     golden.compare_cache(name, caches[0], layer, key)
         latents.append(done.x0)
         if not preset.reuse_last_step_kv:
-            if f"{'cache_update.flow'}" in golden.keys:
+            if "cache_update.flow" in golden.keys:
                 golden.compare("commit flow", forward(done.x0, 0.0, contexts[0]), golden["cache_update.flow"][chunk])
             commit(dit, contexts, done.x0)
         for cache in caches:
@@ -178,10 +200,10 @@ def test_session_equals_the_reference_step_by_step(golden: Golden) -> None:
             if f"kv_after_chunk{chunk}.layer{layer}.k" in golden.keys:
                 golden.compare_cache("kv_after_chunk", caches[0], layer, f"kv_after_chunk{chunk}")
     golden.compare("latents", torch.cat(latents, dim=1), golden["out.latents"])
-    for name, cache in zip(("kv_final", "kv_final_cond"), (caches[0], caches[0]), strict=True):
+    for name in ("kv_final", "kv_final_cond"):
         for layer in layers:
             if f"{name}.layer{layer}.k" in golden.keys:
-                golden.compare_cache(name, cache, layer, name)
+                golden.compare_cache(name, caches[0], layer, name)
     if preset.guided:
         for layer in layers:
             golden.compare_cache("kv_final_uncond", caches[1], layer, "kv_final_uncond")
@@ -193,42 +215,39 @@ def test_session_equals_the_reference_step_by_step(golden: Golden) -> None:
 
 
 def check_steps(golden: Golden, chunk: int, flows: list[torch.Tensor], x0: torch.Tensor) -> None:
-    """Flow and x0 of every step, as far as the file holds them."""
-    if golden.preset.guided:
-        for step in range(golden.preset.steps):
+    """Flow and sample of every step, as far as the file holds them; samples are worked out again from the flows."""
+    preset, noise = golden.preset, golden.draw(chunk)
+    x = noise.draw(0, 0)
+    if preset.guided:
+        assert isinstance(preset.selection, UniPCSteps)
+        solver = UniPC(preset.selection.count, preset.shift)
+        for step in range(preset.steps):
             positive, negative = flows[2 * step], flows[2 * step + 1]
             golden.compare("flow", positive, golden["step.flow_cond"][chunk, step])
             golden.compare("negative flow", negative, golden["step.flow_uncond"][chunk, step])
+            guided = negative + preset.guidance_scale * (positive - negative)
+            golden.compare("guided flow", guided, golden["step.flow_guided"][chunk, step], 10 * golden.tolerance)
+            x = solver.step(guided, x)
+            golden.compare("x", x, golden["step.x_next"][chunk, step])
         golden.compare("x0", x0, golden["step.x_next"][chunk, -1])
         return
-    for step, flow in enumerate(flows):
-        golden.compare("flow", flow, golden["step.flow"][chunk, step])
-    golden.compare("x0", x0, golden["step.x0"][chunk, -1]) if "step.x0" in golden.keys else None
+    for i, (step, flow) in enumerate(zip(distilled_steps(preset), flows, strict=True)):
+        golden.compare("flow", flow, golden["step.flow"][chunk, i])
+        clean = flow_to_x0(flow, x, step.sigma)
+        if "step.x0" in golden.keys:
+            golden.compare("x0", clean, golden["step.x0"][chunk, i])
+        if step.renoise is not None:
+            x = renoise(clean, noise.draw(0, i + 1), step.renoise)
+    assert torch.equal(x0, clean)
 
 
-def test_rays_made_from_the_poses_equal_the_recorded_ones(golden: Golden) -> None:
-    if "in.poses" not in golden.keys:
-        pytest.fail("session files of this format hold the poses their rays were made from") if (
-            golden.meta["recipe"] != "v2_causal_cfg"
-        ) else None
+def test_rays_made_from_the_poses_equal_the_recorded_ones(session_file: Path) -> None:
+    golden = Golden(session_file)
+    if not {"in.poses", "in.plucker"} <= golden.keys:
+        # One of the two is all there is: the guided session was recorded without poses, thinned files without rays.
+        assert {"in.poses", "in.plucker"} & golden.keys
         return
-    height, width = (8 * side for side in golden.latent_size)
-    path = CameraTrajectory.from_arrays(
-        golden["in.poses"].double().numpy(), golden["in.intrinsics"].double().numpy(), width=832, height=480
-    )
-    latent = path.to_latent(golden.preset.chunk)
-    unit = translation_unit("clip", latent_poses=latent.poses)
-    controls = clip_controls(
-        latent, chunk=golden.preset.chunk, unit=unit, first_delta="identity", width=width, height=height
-    )
-    relative = np.concatenate([c.relative for c in controls])
-    intrinsics = tuple(scale_intrinsics(golden["in.intrinsics"][0].double().numpy(), (832, 480), (width, height)))
-    if golden.meta["control"] == "act":
-        actions = latent_actions(golden["in.action"].numpy(), len(relative))
-        rays = action_rays(relative, intrinsics, actions, height, width)
-    else:
-        rays = camera_rays(relative, intrinsics, height, width)
-    golden.compare("rays", rays, golden["in.plucker"], 1e-5)
+    golden.compare("rays", golden.rays_from_poses(), golden["in.plucker"], 1e-5)
     print("\nachieved", golden.worst)
 
 
@@ -236,7 +255,7 @@ def test_commit_leaves_what_a_whole_forward_at_time_zero_leaves(golden: Golden) 
     dit = golden.dit
     caches = [golden.caches()[0] for _ in range(2)]
     frames = slice(0, golden.preset.chunk)
-    rays, x = golden["in.plucker"][:, :, frames], golden.noise[:, frames]
+    rays, x = golden.rays[:, :, frames], golden.noise[:, frames]
     for cache, run in zip(caches, (dit.forward, dit.remember), strict=True):
         cache.begin(0, golden.preset.chunk)
         rope = dit.rope(0, golden.preset.chunk, *golden.latent_size, x.device)
@@ -246,5 +265,3 @@ def test_commit_leaves_what_a_whole_forward_at_time_zero_leaves(golden: Golden) 
     for layer in range(dit.config.num_layers):
         for whole, short in zip(caches[0].view(layer), caches[1].view(layer), strict=True):
             assert torch.equal(whole, short)
-
-

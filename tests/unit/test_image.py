@@ -204,6 +204,14 @@ def test_a_cut_off_photo_is_called_cut_off_even_with_a_whole_thumbnail_inside():
         read_image(data)
 
 
+def test_a_png_chunk_that_claims_gigabytes_is_refused_before_it_is_decoded(monkeypatch):
+    data = bytearray(ENCODED["png rgb"])
+    data[33:37] = b"\xf0\0\0\0"  # the length of the chunk after the header
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("the picture was decoded"))
+    with pytest.raises(ImageError, match="cut off"):
+        read_image(bytes(data))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(ENCODED)), st.integers(0, 59), st.binary(min_size=1, max_size=12))
 def test_damaged_headers_give_a_picture_or_one_of_our_errors(name, offset, damage):

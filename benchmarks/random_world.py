@@ -1,0 +1,44 @@
+"""A World with random weights of any size, for measurements: nothing is downloaded, nothing is learnt."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lingbot_core.engine.world import World
+from lingbot_core.models.attention import sdpa
+from lingbot_core.models.dit import CausalWanDiT, DiTConfig
+from lingbot_core.models.vae import VAEConfig, WanVAE
+from lingbot_core.presets import Preset
+
+
+def randomise(module: nn.Module) -> None:
+    """Small normal weights, zero biases, norms of one: finite through any depth."""
+    for name, parameter in module.named_parameters():
+        if name.endswith(("gamma", "norm_q.weight", "norm_k.weight", "norm3.weight")):
+            parameter.data.fill_(1)
+        elif parameter.ndim >= 2:
+            parameter.data.normal_(0, 0.014 if "modulation" in name else 0.02)
+            if "cam_scale_layer" in name or "cam_shift_layer" in name:
+                parameter.data.mul_(0.05)
+        else:
+            parameter.data.zero_()
+
+
+def random_world(
+    preset: Preset,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    dit: DiTConfig | None = None,
+    vae: VAEConfig | None = None,
+    attention: str = "auto",
+) -> World:
+    """dit, vae: None for the full size of LingBot-World-Fast. The VAE is float32."""
+    torch.manual_seed(0)
+    transformer = CausalWanDiT(dit or DiTConfig(), device=device, dtype=dtype, attention=sdpa(attention))
+    coder = WanVAE(vae or VAEConfig(), device=device, dtype=torch.float32)
+    for module in (transformer, coder):
+        module.eval().requires_grad_(False)
+        randomise(module)
+    return World(dit=transformer, vae=coder, text=None, preset=preset, device=device, cache_dtype=dtype, name="random")
