@@ -111,7 +111,7 @@ class Preset:
         changes = {field: value for field, value in changes.items() if value != getattr(self, field)}
         if not changes:
             return self
-        if "negative_prompt" in changes and changes.get("guidance_scale", self.guidance_scale) == 1.0:
+        if changes.get("negative_prompt") and changes.get("guidance_scale", self.guidance_scale) == 1.0:
             raise PresetError(
                 f"preset {self.name}: a negative prompt has no effect at guidance 1; leave it empty, or use the preset "
                 "v2-causal-pretrain"

@@ -71,10 +71,10 @@ def size(text: str) -> Size:
 
 def device(text: str) -> str:
     """``auto``, ``cpu``, ``cuda``, ``cuda:1``: a device that is there."""
-    import torch
-
     if text == "auto":
         return text
+    import torch
+
     try:
         where = torch.device(text)
     except RuntimeError:

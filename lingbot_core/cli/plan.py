@@ -135,4 +135,4 @@ def check_num_frames(num_frames: int | None) -> None:
 
 def at_size(path: CameraTrajectory, intrinsics: Array, width: int, height: int) -> CameraTrajectory:
     """The path with intrinsics [N, 4] that are already in pixels of width x height."""
-    return dataclasses.replace(path, intrinsics=intrinsics, width=width, height=height)
+    return dataclasses.replace(path, intrinsics=intrinsics, width=width, height=height, intrinsics_are_default=False)

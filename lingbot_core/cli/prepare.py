@@ -154,6 +154,8 @@ def _image(args: argparse.Namespace, layout: Layout) -> PreparedImage:
 def _outputs(args: argparse.Namespace) -> tuple[Path, Path]:
     """Where video and report go; neither may be one of the inputs or each other."""
     output = args.output
+    if not output.name:
+        raise InputFileError(f"--output {output} is a folder; name a video file in it, such as world.mp4")
     report = args.report or output.with_suffix(".json")
     written = {"--output": output, "--report": report}
     read = {name: getattr(args, name) for name in ("image", "poses", "intrinsics", "events")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -26,8 +27,15 @@ class Progress:
         if self._stream.isatty():
             from tqdm import tqdm
 
-            form = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix} [{elapsed}, {remaining} left]"
-            self._bar = tqdm(total=self.chunks, desc="chunk", unit="chunk", bar_format=form, file=self._stream)
+            form = "{desc}{percentage:3.0f}%|{bar}| chunk {n_fmt}/{total_fmt}{postfix} [{elapsed}, {remaining} left]"
+            columns, rows = _size(self._stream)
+            self._bar = tqdm(
+                total=self.chunks,
+                bar_format=form,
+                file=self._stream,
+                ncols=columns,
+                nrows=rows,
+            )
         return self
 
     def __exit__(
@@ -80,3 +88,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _size(stream: TextIO) -> tuple[int | None, int | None]:
+    """80 x 24 for a terminal that says it has no size, as some in containers do; None leaves the size to tqdm."""
+    try:
+        return (None, None) if os.get_terminal_size(stream.fileno()).columns else (80, 24)
+    except OSError:
+        return None, None

@@ -198,8 +198,8 @@ class ScriptRoute(Route):
     def _actions(self, motion: KeyMotion | Array, index: int) -> Array:
         if not isinstance(motion, KeyMotion):
             raise CameraError(
-                f"{self.source}, event {self._events[index].event_id}: this model is steered by actions (control 'act') "
-                "and poses do not hold any; give key lists ('frames') instead"
+                f"{self.source}, event {self._events[index].event_id}: this model is steered by actions (control "
+                "'act') and poses do not hold any; give key lists ('frames') instead"
             )
         return arrays_from_keys(motion.keys_per_latent)[0]
 

@@ -6,9 +6,9 @@ device. Workspaces are a formula whose factors were fitted to measured peaks (be
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -119,8 +119,11 @@ def free_bytes(device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)
         # What PyTorch holds but does not use is free for us.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Not the free pages: the file cache gives way.
+    if (meminfo := Path("/proc/meminfo")).is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return None
 
 

@@ -103,9 +103,7 @@ class SmallWorld:
         if recipe.guided:
             options = {"negative_prompt": "ugly", "negative_states": prompt_states(5), **options}
         image = options.pop("image", self.condition)
-        return WorldSession.start(
-            self.world, image, "a", preset=recipe, prompt_states=prompt_states(0), **options
-        )
+        return WorldSession.start(self.world, image, "a", preset=recipe, prompt_states=prompt_states(0), **options)
 
     controls = staticmethod(walk_controls)
     states = staticmethod(prompt_states)
