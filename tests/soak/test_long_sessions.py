@@ -8,10 +8,13 @@ from __future__ import annotations
 import gc
 import random
 
+import numpy as np
 import psutil
 import pytest
 import torch
 
+from lingbot_core.engine.image import prepare_image
+from lingbot_core.engine.session import WorldSession
 from lingbot_core.presets import Preset, TableSteps
 
 
@@ -136,11 +139,8 @@ def test_two_hundred_forks_and_rewinds_at_random_equal_the_straight_walk(small, 
 
 def test_a_long_walk_of_the_embedded_model_stays_finite(tiny_world):
     """Positions beyond 1024 latent frames through the real model, text encoder and window included."""
-    import numpy as np
-
-    from lingbot_core.engine.session import WorldSession
-
-    picture = np.random.default_rng(0).integers(0, 256, (96, 160, 3), dtype=np.uint8)
+    picture = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+    picture = prepare_image(picture, size=(32, 48))
     preset = tiny_world.preset.with_overrides(indices=[0])
     session = WorldSession.start(tiny_world, picture, "a quiet valley", preset=preset)
     poses = np.tile(np.eye(4), (3, 1, 1))

@@ -240,6 +240,17 @@ def test_rewinding_an_open_chunk_needs_its_overwritten_frames():
         assert_holds(cache, [0, 1, 2, 6, 7, 8])
 
 
+def test_what_was_kept_for_a_rewind_is_freed_by_a_rewind_behind_it():
+    cache = make(6, 3, rewind_depth=3)
+    buffers = cache.nbytes
+    for index in range(5):
+        chunk(cache, 3 * index, 3)
+    assert cache.nbytes == buffers + 3 * 3 * SHAPE.frame_bytes(torch.float32)
+    assert cache.rewind(3)  # the sink is there in any case
+    assert cache.nbytes == buffers
+    assert_holds(cache, [0, 1, 2])
+
+
 def test_slots_after_a_rewind_are_those_of_a_cache_that_never_went_further():
     for window, sink in ((9, 2), (None, 0)):
         straight, other = make(window, sink, rewind_depth=2), make(window, sink, rewind_depth=2)

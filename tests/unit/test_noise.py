@@ -101,7 +101,7 @@ def test_reference_noise_starts_again_after_a_rewind():
 
 def test_reference_noise_ends_with_the_declared_length():
     source = ReferenceNoise(9, SHAPE, chunks=2, steps=2, device=CPU)
-    with pytest.raises(LengthError, match="declared to have 2 chunks .*chunk 2 lies beyond. Declare more"):
+    with pytest.raises(LengthError, match=r"declared to have 2 chunks .*chunk 2 lies beyond\. Declare more"):
         source.draw(2, 0)
     assert torch.equal(source.draw(1, 1), plain_reference(9, 2, 2)[1, 1])
 

@@ -129,6 +129,26 @@ def test_each_chunk_may_come_from_another_thread(small, walks):
         small.assert_same_chunk(chunk, expected)
 
 
+def test_no_gradient_is_kept_whatever_the_weights_and_the_thread_want(small, walks):
+    """Inference mode belongs to a thread; a session enters it by itself."""
+    contexts = []
+    encode = small.world.dit.encode_camera
+    small.world.dit.requires_grad_(True)
+    small.world.dit.encode_camera = lambda rays: contexts.append(encode(rays)) or contexts[-1]
+    try:
+        with torch.enable_grad():
+            session = small.start()
+            chunk = small.step(session)
+            session.set_prompt("b", states=small.states(1))
+    finally:
+        small.world.dit.requires_grad_(False)
+        del small.world.dit.encode_camera
+    small.assert_same_chunk(chunk, walks["window"].chunks[0])
+    cross = session._cross[1]
+    kept = (*cross.keys, *cross.values, *contexts[0].scales, *contexts[0].shifts, chunk.frames, chunk.latents)
+    assert not any(t.requires_grad for t in kept)
+
+
 def test_sessions_in_several_threads_at_once_equal_sessions_on_their_own(small, walks):
     sessions = {name: small.start(name) for name in ("window", "whole-past", "partial-eviction")}
     with ThreadPoolExecutor(3) as pool:

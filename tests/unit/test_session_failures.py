@@ -1,4 +1,4 @@
-"""A cancel leaves a session as it was; a failure after a chunk exists is finished by ``resume``, and nothing is lost."""
+"""A cancel leaves a session as it was; what fails after a chunk exists is finished by ``resume``; nothing is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import sys
 
 import pytest
-import torch
 
 from lingbot_core.engine.condition import ImageCondition
 from lingbot_core.engine.session import WorldSession

@@ -81,6 +81,29 @@ def test_the_original_goes_on_unchanged_after_a_fork_went_elsewhere(small, walks
         small.assert_same_chunk(small.step(session), expected)
 
 
+@pytest.mark.parametrize("way", ["rewind", "fork"])
+def test_snapshots_of_a_path_that_was_left_are_never_used_again(small, way):
+    """Back to chunk 3, elsewhere from there, and back again to a chunk that both paths have."""
+
+    def elsewhere(session) -> list:
+        session.set_prompt("elsewhere", states=small.states(2))
+        return [session.advance(small.controls(index, 3)) for index in (3, 4)]
+
+    plain = small.start("window")
+    small.steps(plain, 3)
+    expected = elsewhere(plain)
+    session = small.start("window", rewind_depth=4)
+    small.steps(session, 6)
+    if way == "fork":
+        session = session.fork(3)
+    else:
+        session.rewind(3)
+    for chunk, wanted in zip(elsewhere(session), expected, strict=True):
+        small.assert_same_chunk(chunk, wanted)
+    session.rewind(4)
+    small.assert_same_chunk(session.advance(small.controls(4, 3)), expected[1])
+
+
 def test_a_fork_of_a_fork_and_a_fork_after_a_rewind_equal_the_straight_walk(small, walks):
     walk = walks["partial-eviction"]
     first = walk.session.fork(6)

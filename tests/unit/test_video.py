@@ -20,7 +20,9 @@ import psutil
 import pytest
 
 from lingbot_core.engine import video
-from lingbot_core.engine.video import FragmentWriter, VideoWriter, probe, read_metadata
+from lingbot_core.engine.fragments import FragmentWriter
+from lingbot_core.engine.probe import probe, read_metadata
+from lingbot_core.engine.video import VideoWriter
 from lingbot_core.errors import InputFileError, VideoError
 
 HEIGHT, WIDTH = 48, 64
