@@ -16,11 +16,11 @@ from lingbot_core.models.vae import (
     LATENT_STD,
     DecoderState,
     EncoderState,
-    RMSNorm,
     VAEConfig,
     WanVAE,
     frames_for,
 )
+from lingbot_core.models.vae_blocks import RMSNorm
 
 TINY = VAEConfig(dim=4)
 

@@ -1,0 +1,227 @@
+"""Parts of the transformer: norms, attention to the cache and to the prompt, the block, the head.
+
+Precision follows the reference: Linears run in the compute dtype, the residual stream is float32 from the first gate
+on, modulation, gates and head are float32 throughout.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention import Attention
+from .kv_cache import KVCache
+from .rope import Rope, rotate
+
+if TYPE_CHECKING:
+    from .dit import DiTConfig
+
+
+@dataclass(frozen=True)
+class CrossKV:
+    """Keys and values of a prompt for every layer: [text_len, heads, head_dim] each."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+
+@dataclass(frozen=True)
+class CameraModulation:
+    """What a chunk's camera does to every block: x -> scale * x + shift. Both [tokens, dim] per layer."""
+
+    scales: tuple[Tensor, ...]
+    shifts: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class TimeModulation:
+    """Time embedding of one timestep in float32. embedding: [1, dim]; rows: [6, dim]."""
+
+    embedding: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class ChunkContext:
+    """Everything that all forwards of one chunk and one branch share.
+
+    condition: [in_dim - out_dim, frames, h, w] = mask and image latents. first_frame: absolute latent frame.
+    """
+
+    first_frame: int
+    condition: Tensor
+    camera: CameraModulation
+    rope: Rope
+    cross: CrossKV
+    cache: KVCache
+
+
+class RMSNorm(nn.Module):
+    """RMS norm over the last dimension: float32 statistics, result in the dtype of x, then the weight."""
+
+    def __init__(self, dim: int, eps: float, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim]."""
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        return normed.to(x.dtype) * self.weight.to(x)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with float32 statistics, result in the dtype of x. Without affine parameters unless asked for."""
+
+    def __init__(self, dim: int, eps: float, *, affine: bool = False, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.dim, self.eps, self.affine = dim, eps, affine
+        if affine:
+            self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+            self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim]."""
+        weight = self.weight.to(x.device, torch.float32) if self.affine else None
+        bias = self.bias.to(x.device, torch.float32) if self.affine else None
+        return F.layer_norm(x.float(), (self.dim,), weight, bias, self.eps).to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Attention of a chunk to itself and to everything in the cache."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
+        super().__init__()
+        dim = config.dim
+        self.heads, self.head_dim = config.num_heads, config.head_dim
+        self.q = operations.Linear(dim, dim, **factory)
+        self.k = operations.Linear(dim, dim, **factory)
+        self.v = operations.Linear(dim, dim, **factory)
+        self.o = operations.Linear(dim, dim, **factory)
+        self.norm_q = RMSNorm(dim, config.eps, **factory)
+        self.norm_k = RMSNorm(dim, config.eps, **factory)
+
+    def remember(self, x: Tensor, layer: int, context: ChunkContext) -> None:
+        """Writes the chunk's keys (rotated) and values into the cache. x: [tokens, dim]."""
+        keys = rotate(self._split(self.norm_k(self.k(x))), context.rope)
+        context.cache.write(layer, keys, self._split(self.v(x)))
+
+    def forward(self, x: Tensor, layer: int, context: ChunkContext, attention: Attention) -> Tensor:
+        """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
+        self.remember(x, layer, context)
+        query = rotate(self._split(self.norm_q(self.q(x))), context.rope)
+        keys, values = context.cache.view(layer)
+        return self.o(attention(query, keys.to(query.dtype), values.to(query.dtype)).flatten(1))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, self.head_dim))
+
+
+class CrossAttention(nn.Module):
+    """Attention of a chunk to the prompt."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
+        super().__init__()
+        dim = config.dim
+        self.heads, self.head_dim = config.num_heads, config.head_dim
+        self.q = operations.Linear(dim, dim, **factory)
+        self.k = operations.Linear(dim, dim, **factory)
+        self.v = operations.Linear(dim, dim, **factory)
+        self.o = operations.Linear(dim, dim, **factory)
+        self.norm_q = RMSNorm(dim, config.eps, **factory)
+        self.norm_k = RMSNorm(dim, config.eps, **factory)
+
+    def encode(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """text: [text_len, dim] embedded prompt. Returns keys and values [text_len, heads, head_dim]."""
+        split = (self.heads, self.head_dim)
+        return self.norm_k(self.k(text)).unflatten(-1, split), self.v(text).unflatten(-1, split)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> Tensor:
+        """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
+        query = self.norm_q(self.q(x)).unflatten(-1, (self.heads, self.head_dim))
+        return self.o(attention(query, keys, values).flatten(1))
+
+
+class Block(nn.Module):
+    """Self-attention, camera, cross-attention, feed-forward, in this order."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any], compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        dim = config.dim
+        self.compute_dtype = compute_dtype
+        self.norm1 = LayerNorm(dim, config.eps)
+        self.self_attn = SelfAttention(config, operations, factory)
+        self.norm3 = LayerNorm(dim, config.eps, affine=True, **factory)
+        self.cross_attn = CrossAttention(config, operations, factory)
+        self.norm2 = LayerNorm(dim, config.eps)
+        self.ffn = nn.Sequential(
+            operations.Linear(dim, config.ffn_dim, **factory),
+            nn.GELU(approximate="tanh"),
+            operations.Linear(config.ffn_dim, dim, **factory),
+        )
+        self.modulation = nn.Parameter(torch.empty(1, 6, dim, **factory))
+        self.cam_injector_layer1 = operations.Linear(dim, dim, **factory)
+        self.cam_injector_layer2 = operations.Linear(dim, dim, **factory)
+        self.cam_scale_layer = operations.Linear(dim, dim, **factory)
+        self.cam_shift_layer = operations.Linear(dim, dim, **factory)
+
+    def camera(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
+        """embedding: [tokens, dim]. Returns (1 + scale, shift) of this block; the sum is rounded as in the source."""
+        hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(embedding))) + embedding
+        return 1.0 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden)
+
+    def modulate(self, time: TimeModulation) -> tuple[Tensor, ...]:
+        """Six float32 rows [1, dim]: shift, scale, gate of self-attention, then of the feed-forward."""
+        rows = self.modulation[0].to(time.rows.device, torch.float32) + time.rows
+        return rows.split(1)
+
+    def attention_input(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """The modulated, normalised residual that self-attention reads, in the compute dtype."""
+        return (self.norm1(x).float() * (1 + scale) + shift).to(self.compute_dtype)
+
+    def forward(self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, attn: Attention) -> Tensor:
+        """x: [tokens, dim] residual (float32 after the first block); returns float32 [tokens, dim]."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulate(time)
+        x = x + self.self_attn(self.attention_input(x, shift1, scale1), layer, context, attn) * gate1
+        x = context.camera.scales[layer] * x + context.camera.shifts[layer]
+        query = self.norm3(x).to(self.compute_dtype)
+        x = x + self.cross_attn(query, context.cross.keys[layer], context.cross.values[layer], attn)
+        hidden = (self.norm2(x).float() * (1 + scale2) + shift2).to(self.compute_dtype)
+        return x + self.ffn(hidden) * gate2
+
+
+class Head(nn.Module):
+    """Final norm, modulation and projection to patches, in float32."""
+
+    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.norm = LayerNorm(config.dim, config.eps)
+        self.head = operations.Linear(config.dim, math.prod(config.patch_size) * config.out_dim, **factory)
+        self.modulation = nn.Parameter(torch.empty(1, 2, config.dim, **factory))
+
+    def forward(self, x: Tensor, time: TimeModulation) -> Tensor:
+        """x: [tokens, dim]. Returns float32 [tokens, prod(patch_size) * out_dim]."""
+        shift, scale = (self.modulation[0].to(x.device, torch.float32) + time.embedding).split(1)
+        return float32_linear(self.head, self.norm(x).float() * (1 + scale) + shift)
+
+
+def float32_linear(layer: Any, x: Tensor) -> Tensor:
+    """A Linear in float32 whatever the dtype of its weights; the time path and the head are specified so.
+
+    A host's Linear that casts by itself is called as it is, so that its patches and its streaming keep working.
+    """
+    if layer.weight.dtype == torch.float32 or getattr(layer, "comfy_cast_weights", False):
+        return layer(x)
+    bias = None if layer.bias is None else layer.bias.float()
+    return F.linear(x, layer.weight.float(), bias)
