@@ -39,7 +39,9 @@ def add_part_arguments(parser: Any) -> None:
     """The parts of a model that can be given by paths of their own."""
     parser.add_argument("--vae", metavar="PATH", help="VAE file or folder (default: beside the model)")
     parser.add_argument("--text-encoder", metavar="PATH", help="umT5 file or folder (default: beside the model)")
-    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder (default: beside the model)")
+    parser.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer folder or spiece.model (default: beside the model)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -120,13 +120,13 @@ class PickledFile:
         self._state = self._open()
         self._read_bytes = 0
         for name, value in self._state.items():
-            if not isinstance(value, Tensor):
+            if not isinstance(name, str) or not isinstance(value, Tensor):
                 raise WeightsError(
                     f"{path}: {name!r} is {type(value).__name__} instead of a tensor; a flat state dict is needed"
                 )
         self.entries = {
-            str(name): Entry(
-                str(name),
+            name: Entry(
+                name,
                 DTYPE_NAMES.get(value.dtype, str(value.dtype).removeprefix("torch.")),
                 tuple(value.shape),
                 value.numel() * value.element_size(),

@@ -31,6 +31,8 @@ VAE_NAMES = ("Wan2.1_VAE.pth", "Wan2.1_VAE.safetensors", "wan_2.1_vae.safetensor
 TEXT_NAMES = ("models_t5_umt5-xxl-enc-bf16.pth", "models_t5_umt5-xxl-enc-bf16.safetensors", "umt5[-_]xxl*.safetensors")
 TOKENIZER_FOLDERS = ("tokenizer", "google/umt5-xxl", "umt5-xxl")
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
+# The tensor of bytes in which ComfyUI's text encoders carry their spiece.model.
+WORDS = "spiece_model"
 # ComfyUI's names.
 TEXT_FOLDERS = ("text_encoders", "clip")
 # Where v1's README puts the model that its other parts come from.
@@ -64,6 +66,7 @@ class Part:
 class Layout:
     """The parts of one model on disk; None for those that are not there.
 
+    tokenizer: a folder, a spiece.model, or a text encoder's file with one inside.
     what: the kind of layout, for people. base: the folder in which missing parts are looked for. native_area: pixels of
     a picture at the size the model was made for, when it says so. about: the world.json of an embedded model. notes:
     what else is worth knowing.
@@ -133,7 +136,8 @@ def find_layout(
 ) -> Layout:
     """Looks at a folder, a single file, or at the embedded model for ``tiny``; only headers are read.
 
-    vae, text_encoder: a file or folder each, tokenizer: a folder, to be used instead of what lies beside the model.
+    vae, text_encoder: a file or folder each; tokenizer: a folder, a spiece.model, or a text encoder's file that has one
+    inside; to be used instead of what lies beside the model.
     Raises InputFileError or WeightsError.
     """
     root = (
@@ -152,14 +156,16 @@ def find_layout(
         scheduler=_json(found.base / "scheduler" / "scheduler_config.json"),
     )
     places = _places(found.base, found.part.files[0].parent)
+    text = _find_text(places) if text_encoder is None else _given(TEXT, _existing(text_encoder, "text encoder"))
+    words = _find_tokenizer(places) if tokenizer is None else _existing(tokenizer, "tokenizer")
     return Layout(
         name=str(about.get("name", found.name)),
         what=found.what,
         base=found.base,
         transformer=found.part,
         vae=_find_vae(places) if vae is None else _given(VAE, _existing(vae, "VAE")),
-        text=_find_text(places) if text_encoder is None else _given(TEXT, _existing(text_encoder, "text encoder")),
-        tokenizer=_find_tokenizer(places) if tokenizer is None else _existing(tokenizer, "tokenizer"),
+        text=text,
+        tokenizer=words or _words_inside(text),
         evidence=evidence,
         native_area=about.get("native_area"),
         about=about,
@@ -252,6 +258,12 @@ def _find_text(places: Sequence[Path]) -> Part | None:
 def _find_tokenizer(places: Sequence[Path]) -> Path | None:
     folders = (place / name for place in places for name in TOKENIZER_FOLDERS)
     return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER_FILES)), None)
+
+
+def _words_inside(text: Part | None) -> Path | None:
+    """The text encoder's file when it carries its sentencepiece model, as ComfyUI's do."""
+    files = [] if text is None else text.files
+    return next((file for file in files if WORDS in open_file(file).entries), None)
 
 
 def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:

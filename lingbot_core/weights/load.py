@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from torch import nn
 from ..errors import WeightsError
 from ..models.attention import sdpa
 from ..models.dit import CausalWanDiT, DiTConfig
+from ..models.spiece import SentencePieceTokenizer
 from ..models.text import TextEncoder, build_umt5, load_tokenizer, umt5_config_from_shapes
 from ..models.vae import VAEConfig, WanVAE
 from .checkpoint import Checkpoint
-from .layout import Layout
+from .files import open_file
+from .layout import WORDS, Layout
 
 HEAD_DIM = 128
 TEXT_LEN = 512
@@ -188,11 +191,23 @@ def load_text(
         return None
     layout.require("tokenizer")
     assert layout.tokenizer is not None
-    tokenizer = load_tokenizer(layout.tokenizer)
+    tokenizer = read_tokenizer(layout.tokenizer)
     checkpoint = layout.text.open()
     model = text_model(checkpoint, layout.text.config, dtype=dtype)
     fill(model, checkpoint, device=device, dtype=dtype, progress=progress)
     return TextEncoder(model, tokenizer, max_tokens=max_tokens, device=device)
+
+
+def read_tokenizer(path: Path) -> Any:
+    """From a folder, a spiece.model, or a text encoder's file that carries one. Raises InputFileError, WeightsError."""
+    if path.is_dir():
+        return load_tokenizer(path)
+    if path.suffix == ".model":
+        return SentencePieceTokenizer(path.read_bytes(), str(path))
+    file = open_file(path)
+    if WORDS not in file.entries:
+        raise WeightsError(f"{path} carries no tokenizer ({WORDS}); give the folder google/umt5-xxl")
+    return SentencePieceTokenizer(file.read(WORDS).contiguous().view(torch.uint8).numpy().tobytes(), str(path))
 
 
 def stored_bytes(layout: Layout) -> int:
