@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ import torch
 from lingbot_core.engine.world import World
 from lingbot_core.errors import InputFileError, WeightsError
 from lingbot_core.weights.checkpoint import Checkpoint
-from lingbot_core.weights.keys import TEXT, TRANSFORMER, VAE, native_vae_names
+from lingbot_core.weights.keys import TEXT, VAE, native_vae_names
 from lingbot_core.weights.layout import find_layout
 from lingbot_core.weights.load import Progress, load_dit, load_text, load_vae
 
@@ -85,8 +83,17 @@ def test_any_stored_dtype_is_cast_to_the_one_asked_for(dtype, suffix, checkpoint
             assert torch.equal(got, state[name].to(target or dtype))
 
 
+@pytest.mark.parametrize("piece", [1, 7, 64, 2**24])
+def test_a_tensor_is_whole_whatever_the_pieces_it_is_read_in(piece, checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr("lingbot_core.weights.files.PIECE", piece)
+    checkpoint = Checkpoint(VAE, [checkpoints.write_file(tmp_path / "vae.safetensors", checkpoints.vae)])
+    for name in ("decoder.conv1.weight", "conv2.bias"):
+        for dtype in (torch.float32, torch.bfloat16):
+            assert torch.equal(checkpoint.read(name, dtype=dtype), checkpoints.vae[name].to(dtype))
+
+
 def test_act_control_is_recognised_by_its_input_features(checkpoints, tmp_path):
-    layout = find_layout(checkpoints.v1(tmp_path, checkpoints.act | {}) / "lingbot_world_fast")
+    checkpoints.v1(tmp_path, checkpoints.act)
     (tmp_path / "lingbot_world_fast" / "config.json").unlink()
     layout = find_layout(tmp_path)
     dit = load_dit(layout, device=CPU, dtype=torch.float32, attention="math", control="act")
@@ -211,15 +218,3 @@ def test_paths_that_are_no_model_say_what_to_give(path, message, checkpoints, tm
     checkpoints.v1(tmp_path / "model")
     with pytest.raises((InputFileError, WeightsError), match=message):
         find_layout(tmp_path / path)
-
-
-def test_the_golden_layout_is_complete():
-    layout = json.loads((Path(__file__).parent.parent / "goldens/data/checkpoint_layout.json").read_text())
-    counts = {name: len(layout[name]["shapes"]) for name in layout if "shapes" in layout[name]}
-    assert counts == {
-        "lingbot_world_fast_cam": 1421,
-        "lingbot_world_act": 1421,
-        "wan21_vae_pth": 194,
-        "umt5_xxl_enc_pth": 242,
-    }
-    assert TRANSFORMER == "transformer"
