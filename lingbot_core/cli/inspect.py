@@ -106,7 +106,9 @@ def _loads(found: Inspection) -> list[str]:
     if found.loads:
         return ["yes" if found.preset is not None else "yes, with a --preset"]
     reasons = [f"{part.kind}: {problem}" for part in found.parts for problem in part.problems]
-    needed = [name for name in found.missing if name != "text encoder"]
+    # Without a text encoder its tokenizer is not needed either.
+    optional = {"text encoder", "tokenizer"} if "text encoder" in found.missing else set()
+    needed = [name for name in found.missing if name not in optional]
     return ["no", *reasons, *([f"missing: {', '.join(needed)}"] if needed and not reasons else [])]
 
 

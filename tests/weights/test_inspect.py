@@ -105,7 +105,7 @@ def test_a_transformer_alone_says_what_is_absent_and_where_to_put_it(checkpoints
     assert all(str(root) in advice and "--" in advice for advice in found["missing"].values())
     assert "not for commercial use" in found["licence"]
     _, text, _ = inspect(root, text=True)
-    assert "loads         no" in text
+    assert "loads         no\n                missing: VAE\n" in text
 
     checkpoints.write_parts(tmp_path / "base")
     base = tmp_path / "base"
