@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ..errors import LingBotError
 from ..version import __version__
-from . import generate
+from . import generate, inspect
 
-VERBS = (generate,)
+VERBS = (generate, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

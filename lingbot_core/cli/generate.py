@@ -8,6 +8,7 @@ from typing import Any
 
 from ..presets import PRESETS
 from . import arguments
+from .inspect import add_part_arguments
 
 SNAPS = ("down", "up")
 LENGTHS = ("compress", "cut", "hold")
@@ -29,10 +30,14 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 
     need = parser.add_argument_group("what is needed")
-    need.add_argument("--model", required=True, help="folder of a LingBot-World model, or 'tiny' for the embedded one")
+    need.add_argument(
+        "--model", required=True, help="folder or file of a LingBot-World model, or 'tiny' for the embedded one"
+    )
     need.add_argument("--image", required=True, **file, help="the start image")
     need.add_argument("--prompt", required=True, help="what the world is; may be empty")
     need.add_argument("--output", required=True, **file, help="the video, an mp4 file; an existing one is replaced")
+
+    add_part_arguments(parser.add_argument_group("parts of the model that do not lie beside it"))
 
     camera = parser.add_argument_group("camera, exactly one of these")
     one = camera.add_mutually_exclusive_group(required=True)

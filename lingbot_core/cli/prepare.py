@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from ..engine.events import parse_events
 from ..engine.image import RESOLUTIONS, PreparedImage, prepare_image
 from ..errors import InputFileError, LengthError, PresetError, PromptError
 from ..presets import Preset, get_preset
+from ..weights.keys import TEXT, VAE
 from ..weights.layout import Layout, find_layout
 from .plan import plan_length, plan_script
 from .route import (
@@ -73,7 +72,8 @@ def prepare(args: argparse.Namespace) -> Job:
     _check_text("--prompt", args.prompt)
     _check_text("--negative-prompt", args.negative_prompt)
     output, report = _outputs(args)
-    layout = find_layout(args.model)
+    layout = find_layout(args.model, vae=args.vae, text_encoder=args.text_encoder, tokenizer=args.tokenizer)
+    layout.require(VAE, TEXT, "tokenizer")
     preset = choose_preset(layout, args)
     route = open_route(args, preset)
     for prompt in route.prompts:
@@ -187,9 +187,4 @@ def _check_text(name: str, text: str | None) -> None:
 
 def about_weights(layout: Layout) -> dict[str, Any]:
     """What the model's folder says of its weights: ``trained`` (None where it does not say) and a ``note``."""
-    about: dict[str, Any] = {}
-    for folder in (layout.vae.parent, layout.vae.parent.parent):
-        with suppress(OSError, ValueError):
-            about = json.loads((folder / "world.json").read_text(encoding="utf-8"))
-            break
-    return {"trained": about.get("trained"), "note": str(about.get("note", ""))}
+    return {"trained": layout.about.get("trained"), "note": str(layout.about.get("note", ""))}

@@ -17,6 +17,7 @@ from ..engine.world import World
 from ..errors import InputFileError, VideoError
 from ..models.text import Encoded
 from .latents import LatentFolder
+from .loading import LoadingBar
 from .prepare import Job, about_weights
 from .progress import Progress
 from .report import Measured, ReservedFile, build_report, length_text, one_line, reserved_size, video_tags
@@ -109,9 +110,18 @@ class _Recording:
     def _load(self) -> World:
         begun = time.monotonic()
         args = self.job.args
-        world = World.load(
-            args.model, preset=args.preset, device=args.device, dtype=args.dtype, attention=args.attention
-        )
+        with LoadingBar() as bar:
+            world = World.load(
+                args.model,
+                vae=args.vae,
+                text_encoder=args.text_encoder,
+                tokenizer=args.tokenizer,
+                preset=args.preset,
+                device=args.device,
+                dtype=args.dtype,
+                attention=args.attention,
+                progress=bar,
+            )
         if world.device.type == "cpu":
             limit_threads()
         else:

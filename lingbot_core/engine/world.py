@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..models.text import Encoded, TextEncoder
 from ..models.vae import WanVAE
 from ..presets import Preset, get_preset
 from ..weights.layout import TINY, find_layout
-from ..weights.load import fingerprint, load_dit, load_text, load_vae
+from ..weights.load import Progress, fingerprint, load_dit, load_text, load_vae, stored_bytes
 from .condition import Condition, ImageCondition
 from .image import RESOLUTIONS, PreparedImage, prepare_image
 from .memory import MemoryEstimate, estimate, require_free
@@ -51,26 +52,37 @@ class World:
         cls,
         model: str | Path = TINY,
         *,
+        vae: str | Path | None = None,
+        text_encoder: str | Path | None = None,
+        tokenizer: str | Path | None = None,
         preset: str | Preset | None = None,
+        control: str | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         attention: str = "auto",
+        progress: Callable[[int, int], None] | None = None,
     ) -> World:
-        """Loads a folder, or the embedded model for ``tiny``.
+        """Loads a folder, a single file, or the embedded model for ``tiny``.
+
+        vae, text_encoder, tokenizer: paths of parts that do not lie beside the model, or that are to be used instead.
+        Without a text encoder the world takes text states only. control: 'cam' or 'act', to refuse the other. progress:
+        called with bytes read so far and in all.
 
         preset: a name, or None for the one the files point to. device: 'auto' takes a CUDA GPU if there is one.
         dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU. The VAE stays float32.
         Raises InputFileError, WeightsError, PresetError, AttentionError.
         """
-        layout = find_layout(model)
+        layout = find_layout(model, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer)
+        layout.require("VAE", *(["tokenizer"] if layout.text else []))
         if isinstance(preset, str):
             preset = get_preset(preset)
         chosen = preset or layout.require_preset()
         where = _device(device)
         kind = _dtype(dtype, where)
-        dit = load_dit(layout, device=where, dtype=kind, attention=attention)
-        vae = load_vae(layout, device=where, dtype=torch.float32)
-        text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind)
+        bar = Progress(progress, stored_bytes(layout))
+        dit = load_dit(layout, device=where, dtype=kind, attention=attention, control=control, progress=bar)
+        wan_vae = load_vae(layout, device=where, dtype=torch.float32, progress=bar)
+        text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind, progress=bar)
         if text is not None and text.dim != dit.config.text_dim:
             raise WeightsError(
                 f"{layout.name}: the text encoder gives {text.dim} features, the transformer takes "
@@ -78,7 +90,7 @@ class World:
             )
         return cls(
             dit=dit,
-            vae=vae,
+            vae=wan_vae,
             text=text,
             preset=chosen,
             device=where,

@@ -1,56 +1,124 @@
-"""Which files of a folder are the transformer, the VAE, the text encoder and the tokenizer, and which preset fits.
+"""What a path is: which files are the transformer, the VAE, the text encoder and the tokenizer of a model.
 
-Two layouts are known: component folders (``transformer`` or ``transformers``, ``vae``, ``text_encoder``,
-``tokenizer``; the embedded tiny model has it), and the published one of LingBot-World v1, where the transformer lies
-in ``lingbot_world_fast`` beside ``Wan2.1_VAE.pth``, ``models_t5_umt5-xxl-enc-bf16.pth`` and ``google/umt5-xxl``.
+Known are the published folders of v1 (the transformer in ``lingbot_world_fast``, the rest beside it as .pth) and of v2
+(``transformers``, ``transformer_causal``), component folders in the manner of diffusers (the embedded tiny model is
+one), and single files as ComfyUI keeps them. Every part may also be given by a path of its own.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputFileError, PresetError, WeightsError
-from ..presets import PRESETS, Preset, get_preset
+from ..presets import PRESETS, Preset
+from .checkpoint import Checkpoint
+from .evidence import Evidence, find_preset, refuse_base
+from .files import PICKLED, SAFETENSORS, open_file
+from .keys import TEXT, TRANSFORMER, VAE, identify
 
 TINY = "tiny"
 EMBEDDED_TINY = Path(__file__).resolve().parent.parent / "assets" / "tiny"
 
-TRANSFORMER_FOLDERS = ("transformer", "transformers", "lingbot_world_fast")
-VAE_FILES = ("Wan2.1_VAE.pth", "Wan2.1_VAE.safetensors", "wan_2.1_vae.safetensors")
-TEXT_FILES = ("models_t5_umt5-xxl-enc-bf16.pth", "models_t5_umt5-xxl-enc-bf16.safetensors")
-REFUSED_FOLDERS = ("low_noise_model", "high_noise_model")
+TRANSFORMER_FOLDERS = ("lingbot_world_fast", "transformers", "transformer", "transformer_causal")
+BASE_FOLDERS = ("low_noise_model", "high_noise_model")
+VAE_NAMES = ("Wan2.1_VAE.pth", "Wan2.1_VAE.safetensors", "wan_2.1_vae.safetensors", "Wan2_1_VAE_*.safetensors")
+TEXT_NAMES = ("models_t5_umt5-xxl-enc-bf16.pth", "models_t5_umt5-xxl-enc-bf16.safetensors", "umt5[-_]xxl*.safetensors")
+TOKENIZER_FOLDERS = ("tokenizer", "google/umt5-xxl", "umt5-xxl")
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
+# The tensor of bytes in which ComfyUI's text encoders carry their spiece.model.
+WORDS = "spiece_model"
+# ComfyUI's names.
+TEXT_FOLDERS = ("text_encoders", "clip")
+# Where v1's README puts the model that its other parts come from.
+DIFFUSERS_FILE = "diffusion_pytorch_model"
+V1_BASE = ("lingbot-world-base-cam", "lingbot-world-base-act")
+SOURCE = "robbyant/lingbot-world-base-cam has it"
 
-# What a folder's own name says about its recipe; the names are those of the published repositories.
-PRESET_BY_FOLDER = (
-    ("lingbot_world_fast", "v1-fast"),
-    ("lingbot-world-fast", "v1-fast"),
-    ("causal-fast-diffusers", "v2-diffusers"),
-    ("lingbot-world-v2-14b-causal-fast", "v2-causal-fast"),
-    ("transformer_causal", "v2-causal-pretrain"),
-)
+_WHAT = {
+    "lingbot_world_fast": "LingBot-World v1 folder",
+    "transformers": "LingBot-World v2 folder",
+    "transformer_causal": "LingBot-World v2 folder",
+    "transformer": "folder of components, in the manner of diffusers",
+}
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of one part and what config.json beside them says ({} without one)."""
+
+    kind: str
+    files: tuple[Path, ...]
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def open(self) -> Checkpoint:
+        """Reads the headers. Raises WeightsError."""
+        return Checkpoint(self.kind, self.files)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts of one model on disk. text, tokenizer: None when they are not there.
+    """The parts of one model on disk; None for those that are not there.
 
-    preset_reason: why ``preset`` was chosen, or why none could be. native_area: pixels of a picture at the size the
-    model was made for, when it says so.
+    tokenizer: a folder, a spiece.model, or a text encoder's file with one inside.
+    what: the kind of layout, for people. base: the folder in which missing parts are looked for. native_area: pixels of
+    a picture at the size the model was made for, when it says so. about: the world.json of an embedded model. notes:
+    what else is worth knowing.
     """
 
     name: str
-    transformer: tuple[Path, ...]
-    transformer_config: dict[str, Any]
-    vae: Path
-    text: tuple[Path, ...]
-    text_config: dict[str, Any] | None
+    what: str
+    base: Path
+    transformer: Part
+    vae: Part | None
+    text: Part | None
     tokenizer: Path | None
-    preset: Preset | None
-    preset_reason: str
-    native_area: int | None
+    evidence: Evidence
+    native_area: int | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def preset(self) -> Preset | None:
+        """The recipe the files point to."""
+        return self.evidence.preset
+
+    @property
+    def preset_reason(self) -> str:
+        """Why ``preset`` was chosen, or why none could be."""
+        return self.evidence.reason
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Absent part -> what to put where."""
+        advice = {}
+        if self.vae is None:
+            advice[VAE] = (
+                f"put Wan2.1_VAE.pth or wan_2.1_vae.safetensors into {self._place('vae')}, or give it with --vae"
+            )
+        if self.text is None:
+            advice[TEXT] = (
+                f"put models_t5_umt5-xxl-enc-bf16.pth or umt5_xxl_fp16.safetensors into {self._place(*TEXT_FOLDERS)}, "
+                "or give it with --text-encoder"
+            )
+        if self.tokenizer is None:
+            advice["tokenizer"] = f"put the folder google/umt5-xxl into {self.base}, or give it with --tokenizer"
+        return {part: f"{text} ({SOURCE})" for part, text in advice.items()}
+
+    def _place(self, *names: str) -> Path:
+        return next((self.base / name for name in names if (self.base / name).is_dir()), self.base)
+
+    def require(self, *parts: str) -> None:
+        """Raises WeightsError saying where to put those of the parts that are absent."""
+        absent = [f"there is no {part}: {advice}" for part, advice in self.missing.items() if part in parts]
+        if absent:
+            raise WeightsError(f"{self.name}: " + "; ".join(absent))
 
     def require_preset(self) -> Preset:
         """The preset, or PresetError listing those one can choose from."""
@@ -59,87 +127,234 @@ class Layout:
         return self.preset
 
 
-def find_layout(model: str | Path) -> Layout:
-    """Looks at a folder, or at the embedded model for ``tiny``. Raises InputFileError or WeightsError."""
-    root = EMBEDDED_TINY if str(model) == TINY else Path(model).expanduser()
-    if not root.exists():
-        raise InputFileError(f"model {str(model)!r} does not exist; give the folder of a LingBot-World model, or {TINY!r}")
-    if not root.is_dir():
-        raise InputFileError(f"model {str(model)!r} is a file; give the folder that holds transformer, VAE and text encoder")
-    root = root.resolve()
-    base, transformer = _transformer(root)
-    about = _json(base / "world.json")
-    preset, reason = _preset(about, transformer, base)
-    text, tokenizer = _text(base)
+def find_layout(
+    model: str | Path,
+    *,
+    vae: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+) -> Layout:
+    """Looks at a folder, a single file, or at the embedded model for ``tiny``; only headers are read.
+
+    vae, text_encoder: a file or folder each; tokenizer: a folder, a spiece.model, or a text encoder's file that has one
+    inside; to be used instead of what lies beside the model.
+    Raises InputFileError or WeightsError.
+    """
+    root = (
+        EMBEDDED_TINY if str(model) == TINY else _existing(model, "model", f"; give a LingBot-World model, or {TINY!r}")
+    )
+    refuse_base([root, root.parent])
+    found = _single_file(root) if root.is_file() else _folder(root)
+    about = _json(found.base / "world.json")
+    checkpoint = found.part.open()
+    evidence = find_preset(
+        about=about,
+        metadata=checkpoint.about,
+        names=found.names,
+        config=found.part.config,
+        index=_json(found.base / "model_index.json"),
+        scheduler=_json(found.base / "scheduler" / "scheduler_config.json"),
+    )
+    places = _places(found.base, found.part.files[0].parent)
+    text = _find_text(places) if text_encoder is None else _given(TEXT, _existing(text_encoder, "text encoder"))
+    words = _find_tokenizer(places) if tokenizer is None else _existing(tokenizer, "tokenizer")
     return Layout(
-        name=str(about.get("name", base.name)),
-        transformer=_tensors(transformer),
-        transformer_config=_json(transformer / "config.json"),
-        vae=_vae(base),
+        name=str(about.get("name", found.name)),
+        what=found.what,
+        base=found.base,
+        transformer=found.part,
+        vae=_find_vae(places) if vae is None else _given(VAE, _existing(vae, "VAE")),
         text=text,
-        text_config=_json(text[0].parent / "config.json") or None if text else None,
-        tokenizer=tokenizer,
-        preset=preset,
-        preset_reason=reason,
+        tokenizer=words or _words_inside(text),
+        evidence=evidence,
         native_area=about.get("native_area"),
+        about=about,
+        notes=found.notes,
     )
 
 
-def _transformer(root: Path) -> tuple[Path, Path]:
-    """(folder of the other parts, folder of the transformer)."""
-    if root.name in REFUSED_FOLDERS:
-        raise WeightsError(f"{root}: this is an expert of the bidirectional Base model; LingBot-World-Fast is needed")
-    for name in TRANSFORMER_FOLDERS:
-        if (root / name).is_dir():
-            return root, root / name
-    if any(root.glob("*.safetensors")) and (root / "config.json").is_file():
-        return root.parent, root
-    refused = [name for name in REFUSED_FOLDERS if (root / name).is_dir()]
-    if refused:
+@dataclass(frozen=True)
+class _Found:
+    """A transformer. names: the paths whose names are evidence, the nearest first."""
+
+    name: str
+    what: str
+    base: Path
+    part: Part
+    names: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+def _folder(root: Path) -> _Found:
+    inside = [name for name in TRANSFORMER_FOLDERS if (root / name).is_dir()]
+    if inside:
+        folder, base = root / inside[0], root
+        what = _WHAT[inside[0]]
+    elif refused := [root / name for name in BASE_FOLDERS if (root / name).is_dir()]:
+        refuse_base(refused)
+    elif _tensor_files(root):
+        folder, base = root, root.parent
+        what = _WHAT.get(root.name, "folder of a transformer alone")
+    else:
         raise WeightsError(
-            f"{root} holds {' and '.join(refused)}: the experts of the bidirectional Base model cannot be used; put "
-            "LingBot-World-Fast into its sub-folder lingbot_world_fast"
+            f"{root}: no transformer found; looked for *.safetensors in it and in {', '.join(TRANSFORMER_FOLDERS)}"
         )
-    raise WeightsError(f"{root}: no transformer found; looked for {', '.join(TRANSFORMER_FOLDERS)} with *.safetensors")
+    if base == EMBEDDED_TINY:
+        what = "the embedded model"
+    notes = [f"{root / name} is another transformer; give that folder to use it" for name in inside[1:]]
+    part = Part(TRANSFORMER, _tensors(folder), _json(folder / "config.json"))
+    names = [folder, *([] if folder == base else [base])]
+    if root.parent.name == "snapshots":
+        # The cache of huggingface_hub: models--OWNER--NAME/snapshots/REVISION.
+        names.append(root.parent.parent)
+    elif folder == root and folder.parent.parent.name == "snapshots":
+        names.append(folder.parent.parent.parent)
+    # A folder that holds a transformer alone may have the other parts in it as well as beside it.
+    if folder == root and root.name not in TRANSFORMER_FOLDERS:
+        base = root
+    return _Found(base.name, what, base, part, tuple(names), tuple(notes))
+
+
+def _single_file(file: Path) -> _Found:
+    if _SHARD.fullmatch(file.name):
+        raise InputFileError(f"{file} is one of several shards; give its folder {file.parent}")
+    if file.suffix == ".json":
+        raise InputFileError(f"{file} is not a file of tensors; give its folder {file.parent}")
+    if file.name.startswith(DIFFUSERS_FILE):
+        return _folder(file.parent)
+    part = Part(TRANSFORMER, (file,))
+    base = file.parent
+    for parent in list(file.parents)[:4]:
+        if parent.name in ("diffusion_models", "unet", "checkpoints"):
+            base = parent.parent
+            break
+    return _Found(file.stem, "single file, as ComfyUI keeps them", base, part, (file, file.parent))
+
+
+def _places(base: Path, files: Path) -> list[Path]:
+    """Folders in which the other parts may lie, the likeliest first. files: the folder of the transformer."""
+    inside = [base / name for name in ("vae", *TEXT_FOLDERS)]
+    beside = [base.parent / name for name in V1_BASE]
+    return [base, *inside, files, base.parent, *beside]
+
+
+def _find_vae(places: Sequence[Path]) -> Part | None:
+    folder = places[0] / "vae"
+    # ComfyUI's folder of the same name holds the VAEs of all models, but has no transformer's folder beside it.
+    if _tensor_files(folder) and any((places[0] / name).is_dir() for name in TRANSFORMER_FOLDERS):
+        return Part(VAE, _tensors(folder), _json(folder / "config.json"))
+    file = _first(places, VAE_NAMES)
+    return None if file is None else Part(VAE, (file,))
+
+
+def _find_text(places: Sequence[Path]) -> Part | None:
+    folder = places[0] / "text_encoder"
+    if _tensor_files(folder):
+        return Part(TEXT, _tensors(folder), _json(folder / "config.json"))
+    file = _first(places, TEXT_NAMES)
+    return None if file is None else Part(TEXT, (file,))
+
+
+def _find_tokenizer(places: Sequence[Path]) -> Path | None:
+    folders = (place / name for place in places for name in TOKENIZER_FOLDERS)
+    return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER_FILES)), None)
+
+
+def _words_inside(text: Part | None) -> Path | None:
+    """The text encoder's file when it carries its sentencepiece model, as ComfyUI's do."""
+    files = [] if text is None else text.files
+    return next((file for file in files if WORDS in open_file(file).entries), None)
+
+
+def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
+    """The first file of the first name, in the first place; the larger of several, which is the less compressed."""
+    for place in places:
+        for name in names:
+            files = [path for path in place.glob(name) if path.is_file()] if place.is_dir() else []
+            if files:
+                return max(files, key=lambda path: (path.stat().st_size, path.name))
+    return None
+
+
+def _given(kind: str, path: Path) -> Part:
+    """A part from a path of its own: a file, its folder, or the folder of a model that has it."""
+    if path.is_file():
+        return Part(kind, (path,))
+    found = _find_vae([path]) if kind == VAE else _find_text([path])
+    if found is not None:
+        return found
+    if not _tensor_files(path):
+        raise WeightsError(f"{path}: there is no {kind} in this folder; give the file itself")
+    return Part(kind, _tensors(path), _json(path / "config.json"))
+
+
+def part_of_file(path: Path) -> Part | None:
+    """Which part of a model a file, or a folder of files, is by its tensors; None when it is none that is known."""
+    files = (path,) if path.is_file() else _tensors(path)
+    kind = identify([name for file in files for name in open_file(file).entries])
+    return None if kind is None else Part(kind, files, _json((path if path.is_dir() else path.parent) / "config.json"))
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    """Sorted; safetensors, or .pth files when there are none."""
+    for suffixes in (SAFETENSORS, PICKLED):
+        files = sorted(path for path in _files(folder) if path.suffix.lower() in suffixes)
+        if files:
+            return files
+    return []
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
 
 def _tensors(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a folder; shards are checked against their index."""
-    files = tuple(sorted(folder.glob("*.safetensors")))
+    """The files of one part: one file, or all shards of one name. Raises WeightsError when shards are missing."""
+    files = _tensor_files(folder)
     if not files:
         raise WeightsError(f"{folder}: there is no *.safetensors file in it")
-    for index in folder.glob("*.safetensors.index.json"):
-        wanted = set(_json(index).get("weight_map", {}).values())
-        missing = sorted(wanted - {f.name for f in files})
+    present = {file.name for file in files}
+    wanted = _shards_of_index(folder) or _shards_of_names(present)
+    if wanted:
+        missing = sorted(wanted - present)
         if missing:
-            raise WeightsError(f"{folder}: {len(missing)} of {len(wanted)} shards are missing, the first is {missing[0]}")
-        files = tuple(f for f in files if f.name in wanted)
-    return files
+            raise WeightsError(
+                f"{folder}: {len(missing)} of {len(wanted)} shards are missing, the first is {missing[0]}; download "
+                "the folder again, finished files are kept"
+            )
+        return tuple(file for file in files if file.name in wanted)
+    if len(files) > 1:
+        raise WeightsError(
+            f"{folder} holds {len(files)} files of tensors and no index that joins them; give one of them: "
+            + ", ".join(file.name for file in files[:5])
+        )
+    return tuple(files)
 
 
-def _vae(base: Path) -> Path:
-    candidates = [*sorted((base / "vae").glob("*.safetensors")), *(base / name for name in VAE_FILES)]
-    for file in candidates:
-        if file.is_file():
-            return file
-    raise WeightsError(f"{base}: no VAE found; put Wan2.1_VAE.pth or wan_2.1_vae.safetensors there")
+def _shards_of_index(folder: Path) -> set[str]:
+    """Names of files in the index; of several indices (other precisions) the first."""
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        table = _json(index).get("weight_map")
+        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+            raise InputFileError(f"{index} has no table 'weight_map' of tensor names and files")
+        return set(table.values())
+    return set()
 
 
-def _text(base: Path) -> tuple[tuple[Path, ...], Path | None]:
-    folder = base / "text_encoder"
-    files = _tensors(folder) if folder.is_dir() else tuple(base / n for n in TEXT_FILES if (base / n).is_file())[:1]
-    tokenizer = next((p for p in (base / "tokenizer", base / "google" / "umt5-xxl") if p.is_dir()), None)
-    return files, tokenizer
+def _shards_of_names(names: set[str]) -> set[str]:
+    """The full set that names like ``x-00001-of-00008.safetensors`` promise."""
+    for name in sorted(names):
+        if shard := _SHARD.fullmatch(name):
+            return {f"{shard[1]}-{number:05}-of-{shard[3]}.safetensors" for number in range(1, int(shard[3]) + 1)}
+    return set()
 
 
-def _preset(about: dict[str, Any], transformer: Path, base: Path) -> tuple[Preset | None, str]:
-    if "preset" in about:
-        return get_preset(about["preset"]), f"world.json names {about['preset']}"
-    for marker, name in PRESET_BY_FOLDER:
-        for folder in (transformer, base):
-            if folder.name.lower() == marker or folder.name.lower().endswith(marker):
-                return get_preset(name), f"the folder is called {folder.name}"
-    return None, "its files do not say which sampling recipe it was made for"
+def _existing(path: str | Path, what: str, hint: str = "") -> Path:
+    # The name counts, so links are not followed.
+    found = Path(os.path.abspath(Path(path).expanduser()))
+    if not found.exists():
+        raise InputFileError(f"{what} {str(path)!r} does not exist{hint}")
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -147,7 +362,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputFileError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(data, dict):
         raise InputFileError(f"{path} must hold a JSON object, not {type(data).__name__}")

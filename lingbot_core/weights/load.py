@@ -1,131 +1,218 @@
-"""From files into models, one tensor at a time."""
+"""From files into models, one tensor at a time.
+
+The models are built on the meta device and filled with tensors that are read, cast and checked one after the other, so
+that beside the finished model little more than a piece of one tensor is in memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import WeightsError
 from ..models.attention import sdpa
 from ..models.dit import CausalWanDiT, DiTConfig
-from ..models.text import TextEncoder, build_umt5, load_tokenizer, load_umt5, umt5_config_from_shapes
+from ..models.spiece import SentencePieceTokenizer
+from ..models.text import TextEncoder, build_umt5, load_tokenizer, umt5_config_from_shapes
 from ..models.vae import VAEConfig, WanVAE
-from .layout import Layout
+from .checkpoint import Checkpoint
+from .files import open_file
+from .layout import WORDS, Layout
+
+HEAD_DIM = 128
+TEXT_LEN = 512
+# config.json's spellings of what the shapes must show: DiTConfig's field -> names in the published files.
+_CONFIG_NAMES = {
+    "dim": ("dim",),
+    "ffn_dim": ("ffn_dim",),
+    "num_layers": ("num_layers",),
+    "freq_dim": ("freq_dim",),
+    "text_dim": ("text_dim",),
+    "in_dim": ("in_dim", "in_channels"),
+    "out_dim": ("out_dim", "out_channels"),
+    "control": ("control_type",),
+}
 
 
-class TensorFiles:
-    """The tensors of one or several files, read lazily. .safetensors, or .pth with weights only."""
+@dataclass
+class Progress:
+    """Tells a callback how far loading is. report: called with bytes read so far and in all, after each tensor."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._where: dict[str, tuple[Path, Any]] = {}
-        for file in files:
-            for key, source in self._open(file):
-                if key in self._where:
-                    raise WeightsError(f"{file}: tensor {key} is also in {self._where[key][0].name}")
-                self._where[key] = (file, source)
+    report: Callable[[int, int], None] | None = None
+    total: int = 0
+    done: int = field(default=0)
 
-    @staticmethod
-    def _open(file: Path) -> Iterator[tuple[str, Any]]:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            if file.suffix == ".safetensors":
-                handle = safe_open(file, "pt")
-                yield from ((key, handle) for key in handle.keys())  # noqa: SIM118 - not a dict
-            else:
-                state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-                yield from state.items()
-        except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, AttributeError) as error:
-            raise WeightsError(f"{file} cannot be read, it may be truncated or of another kind: {error}") from error
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape, without reading any tensor."""
-        return {
-            key: tuple(source.shape if isinstance(source, Tensor) else source.get_slice(key).get_shape())
-            for key, (_, source) in self._where.items()
-        }
-
-    def file_of(self, key: str) -> Path:
-        """Where a tensor lies."""
-        return self._where[key][0]
-
-    def __getitem__(self, key: str) -> Tensor:
-        _, source = self._where[key]
-        return source if isinstance(source, Tensor) else source.get_tensor(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def __len__(self) -> int:
-        return len(self._where)
+    def add(self, nbytes: int) -> None:
+        """So many bytes more have been read."""
+        self.done += nbytes
+        if self.report is not None:
+            self.report(self.done, self.total)
 
 
-def fill(module: nn.Module, tensors: TensorFiles, *, device: torch.device, dtype: torch.dtype, what: str) -> None:
-    """Assigns every parameter of a module on the meta device, one tensor in flight at a time.
-
-    Raises WeightsError naming missing, unexpected, misshapen and non-finite tensors with their file.
-    """
+def problems(module: nn.Module, checkpoint: Checkpoint) -> list[str]:
+    """What keeps these files from filling the module: missing, unexpected and misshapen tensors. Reads headers only."""
     own = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    shapes = tensors.shapes()
-    problems = []
+    shapes = checkpoint.shapes()
+    found = []
     if missing := sorted(own.keys() - shapes.keys()):
-        problems.append(f"{len(missing)} tensors are missing, such as {missing[0]}")
+        found.append(f"{len(missing)} tensors are missing, such as {checkpoint.prefix}{missing[0]}")
     if extra := sorted(shapes.keys() - own.keys()):
-        problems.append(f"{len(extra)} tensors do not belong to it, such as {extra[0]} in {tensors.file_of(extra[0]).name}")
-    for key in sorted(own.keys() & shapes.keys()):
-        if own[key] != shapes[key]:
-            where = tensors.file_of(key).name
-            problems.append(f"{key} in {where} has shape {list(shapes[key])} instead of {list(own[key])}")
-            break
-    if problems:
-        raise WeightsError(f"these files are not the {what} they should be: " + "; ".join(problems))
-    for key in own:
-        tensor = tensors[key]
-        if not torch.isfinite(tensor).all():
-            raise WeightsError(f"{what}: {key} in {tensors.file_of(key)} holds NaN or infinity; get the file again")
-        owner, _, leaf = key.rpartition(".")
-        parameter = nn.Parameter(tensor.to(device=device, dtype=dtype, copy=True), requires_grad=False)
-        setattr(module.get_submodule(owner), leaf, parameter)
+        found.append(f"{len(extra)} tensors do not belong to it, such as {checkpoint.place(extra[0])}")
+    if other := sorted(key for key in own.keys() & shapes.keys() if own[key] != shapes[key]):
+        key = other[0]
+        found.append(
+            f"{len(other)} tensors have another shape, such as {checkpoint.place(key)}: {list(shapes[key])} instead of "
+            f"{list(own[key])}"
+        )
+    return found
 
 
-def load_dit(layout: Layout, *, device: torch.device, dtype: torch.dtype, attention: str) -> CausalWanDiT:
-    """The transformer, ready to run."""
-    tensors = TensorFiles(layout.transformer)
-    shapes = tensors.shapes()
-    about = layout.transformer_config
-    heads = about.get("num_heads") or about.get("num_attention_heads")
+def fill(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> None:
+    """Gives every parameter of a module on the meta device its value.
+
+    Raises WeightsError naming missing, unexpected and misshapen tensors before anything is read, and non-finite ones.
+    """
+    if found := problems(module, checkpoint):
+        raise WeightsError(
+            f"{checkpoint.where} is not the {checkpoint.part} it should be: {'; '.join(found)}. Get the files again, "
+            "or check that they belong together"
+        )
+    for name in [name for name, _ in module.named_parameters()]:
+        owner, _, leaf = name.rpartition(".")
+        tensor = checkpoint.read(name, dtype=dtype, device=device)
+        setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+        if progress is not None:
+            progress.add(checkpoint.entry(name).nbytes)
+
+
+def dit_config(checkpoint: Checkpoint, config: Mapping[str, Any], *, control: str | None = None) -> DiTConfig:
+    """Sizes of a transformer. config: its config.json, or {}; control: 'cam' or 'act' when one is demanded.
+
+    Raises WeightsError when the tensors contradict config.json or the demand.
+    """
+    own = checkpoint.about
+    config = {**config, **(own.config if own else {})}
+    shapes = checkpoint.shapes()
+    heads = config.get("num_heads") or config.get("num_attention_heads")
     if not heads:
-        # All published models have heads of 128.
-        heads = max(1, shapes.get("patch_embedding.weight", (128,))[0] // 128)
-    config = DiTConfig.from_shapes(shapes, num_heads=int(heads), text_len=int(about.get("text_len", 512)))
+        heads = max(1, shapes["patch_embedding.weight"][0] // HEAD_DIM)
+    text_len = config.get("text_len") or TEXT_LEN
+    if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in (heads, text_len)):
+        raise WeightsError(
+            f"{checkpoint.where}: num_heads={heads!r} and text_len={text_len!r} must be whole numbers above 0"
+        )
+    try:
+        found = DiTConfig.from_shapes(shapes, num_heads=heads, text_len=text_len)
+    except (WeightsError, ValueError, IndexError) as error:
+        raise WeightsError(f"{checkpoint.where}: {error}") from None
+    for name, spellings in _CONFIG_NAMES.items():
+        for spelling in spellings:
+            said = config.get(spelling)
+            if said is not None and said != getattr(found, name):
+                raise WeightsError(
+                    f"{checkpoint.where}: config says {spelling} = {said}, the tensors say {getattr(found, name)}; the "
+                    "files are incomplete or do not belong together"
+                )
+    if control is not None and control != found.control:
+        features = shapes["patch_embedding_wancamctrl.weight"][1]
+        raise WeightsError(
+            f"{checkpoint.place('patch_embedding_wancamctrl.weight')} takes {features} features, which is control "
+            f"{found.control!r}; {control!r} was asked for. Use a checkpoint of that control"
+        )
+    return found
+
+
+def load_dit(
+    layout: Layout,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    attention: str,
+    control: str | None = None,
+    progress: Progress | None = None,
+) -> CausalWanDiT:
+    """The transformer, ready to run."""
+    checkpoint = layout.transformer.open()
+    config = dit_config(checkpoint, layout.transformer.config, control=control)
     dit = CausalWanDiT(config, device="meta", dtype=dtype, attention=sdpa(attention))
-    fill(dit, tensors, device=device, dtype=dtype, what="LingBot-World transformer")
+    fill(dit, checkpoint, device=device, dtype=dtype, progress=progress)
     return dit.eval()
 
 
-def load_vae(layout: Layout, *, device: torch.device, dtype: torch.dtype) -> WanVAE:
+def load_vae(layout: Layout, *, device: torch.device, dtype: torch.dtype, progress: Progress | None = None) -> WanVAE:
     """The VAE, ready to run."""
-    tensors = TensorFiles([layout.vae])
-    vae = WanVAE(VAEConfig.from_state_dict(tensors.shapes()), device="meta", dtype=dtype)
-    fill(vae, tensors, device=device, dtype=dtype, what="Wan 2.1 VAE")
+    layout.require("VAE")
+    assert layout.vae is not None
+    checkpoint = layout.vae.open()
+    vae = WanVAE(vae_config(checkpoint), device="meta", dtype=dtype)
+    fill(vae, checkpoint, device=device, dtype=dtype, progress=progress)
     return vae.eval()
 
 
-def load_text(layout: Layout, *, max_tokens: int, device: torch.device, dtype: torch.dtype) -> TextEncoder | None:
-    """The text encoder with its tokenizer, or None when the folder has neither."""
-    if not layout.text:
+def vae_config(checkpoint: Checkpoint) -> VAEConfig:
+    """Sizes of a VAE. Raises WeightsError for other VAEs than Wan 2.1's."""
+    try:
+        return VAEConfig.from_state_dict(checkpoint.shapes())
+    except (WeightsError, ValueError, IndexError) as error:
+        raise WeightsError(f"{checkpoint.where}: {error}") from None
+
+
+def text_model(checkpoint: Checkpoint, config: Mapping[str, Any], *, dtype: torch.dtype) -> Any:
+    """An empty umT5 encoder on the meta device. config: its config.json, or {}."""
+    try:
+        return build_umt5(config or umt5_config_from_shapes(checkpoint.shapes()), dtype=dtype)
+    except (WeightsError, ValueError, IndexError) as error:
+        raise WeightsError(f"{checkpoint.where}: {error}") from None
+
+
+def load_text(
+    layout: Layout,
+    *,
+    max_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> TextEncoder | None:
+    """The text encoder with its tokenizer, or None when the model has no encoder."""
+    if layout.text is None:
         return None
-    if layout.tokenizer is None:
-        raise WeightsError(f"{layout.name}: there is a text encoder but no tokenizer; put it into the folder tokenizer")
-    tensors = TensorFiles(layout.text)
-    config = layout.text_config or umt5_config_from_shapes(tensors.shapes())
-    model = load_umt5(build_umt5(config), {key: tensors[key] for key in tensors}, device=device, dtype=dtype)
-    return TextEncoder(model, load_tokenizer(layout.tokenizer), max_tokens=max_tokens, device=device)
+    layout.require("tokenizer")
+    assert layout.tokenizer is not None
+    tokenizer = read_tokenizer(layout.tokenizer)
+    checkpoint = layout.text.open()
+    model = text_model(checkpoint, layout.text.config, dtype=dtype)
+    fill(model, checkpoint, device=device, dtype=dtype, progress=progress)
+    return TextEncoder(model, tokenizer, max_tokens=max_tokens, device=device)
+
+
+def read_tokenizer(path: Path) -> Any:
+    """From a folder, a spiece.model, or a text encoder's file that carries one. Raises InputFileError, WeightsError."""
+    if path.is_dir():
+        return load_tokenizer(path)
+    if path.suffix == ".model":
+        return SentencePieceTokenizer(path.read_bytes(), str(path))
+    file = open_file(path)
+    if WORDS not in file.entries:
+        raise WeightsError(f"{path} carries no tokenizer ({WORDS}); give the folder google/umt5-xxl")
+    return SentencePieceTokenizer(file.read(WORDS).contiguous().view(torch.uint8).numpy().tobytes(), str(path))
+
+
+def stored_bytes(layout: Layout) -> int:
+    """Bytes that loading all parts reads."""
+    return sum(part.open().nbytes for part in (layout.transformer, layout.vae, layout.text) if part is not None)
 
 
 def fingerprint(modules: Mapping[str, nn.Module]) -> str:
