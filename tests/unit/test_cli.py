@@ -35,8 +35,8 @@ from lingbot_core.cli.threads import limit_threads, usable_cores
 from lingbot_core.engine import image as images
 from lingbot_core.engine import session as sessions
 from lingbot_core.engine.image import prepare_image
-from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.probe import probe
+from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.world import DTYPES, World
 from lingbot_core.errors import CameraError, LengthError
 from lingbot_core.presets import get_preset

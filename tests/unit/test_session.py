@@ -101,6 +101,7 @@ def test_the_latents_do_not_depend_on_who_asks_for_frames_and_steps(small, walks
 # Isolation
 
 
+@pytest.mark.parametrize("recipe", ["window", "partial-eviction", "guided"])
 def test_interleaved_sessions_equal_sessions_on_their_own(small, walks, recipe):
     """A0 B0 A1 B1 ... = A0 A1 ..., B0 B1 ...; both share the world and the encoded image."""
     other = {"seed": 21, "intrinsics": (20.0, 20.0, 16.0, 8.0)}

@@ -23,15 +23,16 @@ def picture() -> np.ndarray:
 
 def test_the_embedded_model_walks_from_a_picture_to_frames(tiny_world, picture):
     """Real code path from a text prompt on; a fork and the original then go the same way."""
-    session = WorldSession.start(tiny_world, picture, "a quiet valley", seed=1, rewind_depth=1)
+    image = prepare_image(picture, size=(48, 80))
+    session = WorldSession.start(tiny_world, image, "a quiet valley", seed=1, rewind_depth=1)
     start = session.history.start
     assert start.preset is tiny_world.preset is PRESETS["tiny"]
-    assert (start.height, start.width) == (96, 160)
+    assert (start.height, start.width) == (48, 80)
     assert start.model == tiny_world.fingerprint
     forward = np.tile(np.eye(4), (9, 1, 1))
     forward[:, 2, 3] = np.linspace(0, 1, 9)
     chunk = session.advance(session.controls(forward))
-    assert chunk.frames.shape == (3, 9, 96, 160)
+    assert chunk.frames.shape == (3, 9, 48, 80)
     assert torch.isfinite(chunk.frames).all()
     assert 0.05 < chunk.frames.std() < 1
     fork = session.fork()
@@ -40,7 +41,7 @@ def test_the_embedded_model_walks_from_a_picture_to_frames(tiny_world, picture):
         one.set_prompt("a storm")
         chunks.append(one.advance(one.controls(forward[:3] + 0)))
     assert torch.equal(chunks[0].frames, chunks[1].frames)
-    assert chunks[0].frames.shape == (3, 12, 96, 160)
+    assert chunks[0].frames.shape == (3, 12, 48, 80)
     assert [record.prompt for record in session.history.chunks] == ["a quiet valley", "a storm"]
 
 
