@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,22 @@ OnStep = Callable[[int, int], None]
 
 COMMIT_TIME = 0.0
 """The time at which a finished chunk is written into the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """What ``advance`` hands out.
+
+    frames: float32 [3, T, height, width] in [-1, 1] on the compute device; latents: float32 [16, frames, h, w];
+    poses: float64 [frames, 4, 4] relative poses that were used; timings: seconds per stage.
+    """
+
+    index: int
+    frames: Tensor
+    latents: Tensor
+    poses: np.ndarray
+    prompt: str
+    timings: dict[str, float]
 
 
 @dataclass(frozen=True)

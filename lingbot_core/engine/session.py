@@ -8,41 +8,33 @@ it was, ready to try the chunk again.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..camera.controls import CameraCarry, Controls, FirstDelta, KeyMotion, to_controls
-from ..camera.intrinsics import check_pixels, default_intrinsics
-from ..camera.rays import action_rays, camera_rays
 from ..errors import (
     CameraError,
-    LengthError,
     NumericsError,
-    PresetError,
-    PromptError,
     SessionBusyError,
     SessionError,
 )
-from ..models.dit import ChunkContext, CrossKV
-from ..models.kv_cache import KVCache
+from ..models.dit import ChunkContext
 from ..models.vae import DecoderState
 from ..presets import Preset
-from .chunk import OnStep, denoise, replay_commit
-from .condition import Condition
+from .chunk import OnStep, denoise
+from .derived import Derived
 from .history import ChunkRecord, History, StartRecord
 from .noise import InjectedNoise, NoiseSource, ReferenceNoise, SeededNoise
+from .prompts import Prompts
+from .start import check_intrinsics, make_start, refuse_negative
 from .timing import Stopwatch
 from .world import World
-
-FIRST_DELTAS = get_args(FirstDelta)
-NOISES = ("seeded", "reference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,34 +64,16 @@ class WorldSession:
     one, but only one at a time: a second one gets SessionBusyError at once.
     """
 
-    def __init__(
-        self,
-        world: World,
-        condition: Condition,
-        start: StartRecord,
-        *,
-        prompt_states: dict[str, Tensor],
-        rewind_depth: int,
-        caches: list[KVCache] | None = None,
-    ) -> None:
+    def __init__(self, world: World, history: History, derived: Derived) -> None:
         """Use ``WorldSession.start``."""
-        self._world, self._condition = world, condition
-        self._history = History(start)
-        self._prompt_states = prompt_states
-        self._rewind_depth = rewind_depth
+        self._world, self._history, self._derived = world, history, derived
         self._next_prompt: str | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self._stale = False  # caches do not match the history and must be rebuilt from it
+        self._stale = False  # caches do not match the history and must be brought up from it
         self._undecoded = False  # the last chunk's frames have not been handed out
-        self._uncommitted = False  # the last chunk is not in the cache
-        self._latent_size = (start.height // 8, start.width // 8)
-        self._noise = self._make_noise()
-        self._caches = self._make_caches() if caches is None else caches
-        self._decoder = DecoderState()
-        self._decoders: deque[tuple[int, DecoderState]] = deque(maxlen=rewind_depth)
-        self._cross: tuple[str, CrossKV] | None = None
-        self._negative: CrossKV | None = None
+        self._uncommitted = False  # the last chunk is not in the caches
+        self._noise = _noise_source(world, history.start, derived.latent_size)
 
     @classmethod
     def start(
@@ -132,53 +106,36 @@ class WorldSession:
         negative_states: text states [L, text_dim] in place of the world's own text encoder.
         """
         preset = preset or world.preset
-        if first_delta not in FIRST_DELTAS:
-            raise CameraError(f"first_delta={first_delta!r} is unknown; use one of {', '.join(FIRST_DELTAS)}")
-        if noise not in NOISES:
-            raise SessionError(f"noise={noise!r} is unknown; use one of {', '.join(NOISES)}")
-        if noise == "reference" and chunks is None:
-            raise SessionError("noise='reference' draws the whole clip at once: declare its length with chunks=N")
-        if chunks is not None and chunks < 1:
-            raise LengthError(f"chunks={chunks} must be at least 1; leave it out for a session of open length")
-        if rewind_depth < 0:
-            raise SessionError(f"rewind_depth={rewind_depth} must be at least 0 chunks")
-        if not preset.guided and (negative_prompt or negative_states is not None):
-            raise PresetError(
-                f"preset {preset.name}: a negative prompt has no effect at guidance 1; leave it empty, or use the "
-                "preset v2-causal-pretrain"
-            )
-        if not (np.isfinite(translation_unit) and translation_unit > 0):
-            raise CameraError(f"translation_unit={translation_unit} must be a positive number")
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise SessionError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1")
         condition = world.condition(image)
-        world.require_memory(preset, condition.height, condition.width, chunks=chunks or 1, rewind_depth=rewind_depth)
-        record = StartRecord(
+        record = make_start(
+            world,
+            condition,
             preset=preset,
             prompt=prompt,
-            negative_prompt=preset.negative_prompt if negative_prompt is None else negative_prompt,
+            negative_prompt=negative_prompt,
             seed=seed,
             noise=noise,
-            image=condition.digest,
-            height=condition.height,
-            width=condition.width,
-            intrinsics=_four(intrinsics, condition.width, condition.height),
-            translation_unit=float(translation_unit),
+            chunks=chunks,
+            translation_unit=translation_unit,
             unit_rule=unit_rule,
             first_delta=first_delta,
-            fps=float(fps),
-            chunks=chunks,
-            model=world.fingerprint,
+            intrinsics=intrinsics,
+            fps=fps,
         )
+        if negative_states is not None:
+            refuse_negative(preset)
+        if rewind_depth < 0:
+            raise SessionError(f"rewind_depth={rewind_depth} must be at least 0 chunks")
+        world.require_memory(preset, condition.height, condition.width, chunks=chunks or 1, rewind_depth=rewind_depth)
         states = {}
         if prompt_states is not None:
             states[prompt] = prompt_states
         if negative_states is not None:
             states[record.negative_prompt] = negative_states
-        session = cls(world, condition, record, prompt_states=states, rewind_depth=rewind_depth)
+        derived = Derived(world, condition, record, Prompts(world, states), rewind_depth=rewind_depth)
         with torch.inference_mode():
-            session._cross_for(prompt)  # a prompt that cannot be encoded is refused here, not in the first chunk
-        return session
+            derived.prompts.cross(prompt)  # a prompt that cannot be encoded is refused here, not in the first chunk
+        return cls(world, History(record), derived)
 
     # What can be asked at any time
 
@@ -208,15 +165,8 @@ class WorldSession:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the caches, the decoder's state and its snapshots, and the history."""
-        cross = [kv for kv in (self._cross[1] if self._cross else None, self._negative) if kv is not None]
-        states = {id(s): s for s in (self._decoder, *(s for _, s in self._decoders))}
-        return (
-            sum(c.nbytes for c in self._caches)
-            + sum(kv.nbytes for kv in cross)
-            + sum(s.nbytes for s in states.values())
-            + self._history.nbytes
-        )
+        """Bytes of the caches, the prompts, the decoder's states and the history."""
+        return self._derived.nbytes + self._history.nbytes
 
     def controls(
         self,
@@ -235,7 +185,7 @@ class WorldSession:
             first_delta=start.first_delta,
             carry=self.carry,
             prompt=prompt,
-            intrinsics=None if intrinsics is None else _four(intrinsics, start.width, start.height),
+            intrinsics=None if intrinsics is None else check_intrinsics(intrinsics, start.width, start.height),
             actions=actions,
         )
         return controls
@@ -264,7 +214,7 @@ class WorldSession:
             watch = Stopwatch(self._world.device)
             prompt = self.prompt if controls.prompt is None else controls.prompt
             with watch.stage("prepare"):
-                contexts = self._contexts(index, controls, prompt)
+                contexts = self._derived.contexts(index, controls, prompt)
             source: NoiseSource = noise or self._noise
             with watch.stage("denoise"):
                 done = denoise(
@@ -296,12 +246,12 @@ class WorldSession:
         """
         with self._running():
             if self._stale:
-                self._rebuild()
+                self._bring_up()
             if not (self._undecoded or self._uncommitted):
                 return None
             handed_out = not self._undecoded
             last = self._history.chunks[-1]
-            contexts = self._contexts(last.index, last.controls, last.prompt) if self._uncommitted else []
+            contexts = self._derived.contexts(last.index, last.controls, last.prompt) if self._uncommitted else []
             chunk = self._finish(contexts, Stopwatch(self._world.device), on_frames, just_denoised=False)
             return None if handed_out else chunk
 
@@ -313,18 +263,10 @@ class WorldSession:
         """
         with self._running():
             if states is not None:
-                known = self._prompt_states.get(prompt)
-                if known is not None and not torch.equal(known.to(states), states):
-                    used = (self._history.start.prompt, self._history.start.negative_prompt)
-                    if prompt in (*used, *(record.prompt for record in self._history.chunks)):
-                        raise PromptError(
-                            f"the prompt {_shown(prompt)} is in this session's history with other text states; give "
-                            "the new states another text"
-                        )
-                cross = self._world.dit.encode_prompt(states.to(self._world.device))
-                self._prompt_states = {**self._prompt_states, prompt: states}
-                self._cross = (prompt, cross)
-            self._cross_for(prompt)
+                start = self._history.start
+                used = {start.prompt, start.negative_prompt, *(record.prompt for record in self._history.chunks)}
+                self._derived.prompts.give(prompt, states, used=used)
+            self._derived.prompts.cross(prompt)
             self._next_prompt = prompt
 
     def rewind(self, chunks: int) -> None:
@@ -337,13 +279,12 @@ class WorldSession:
             shorter = self._history.first(chunks)
             if chunks == len(self._history) and not self._stale:
                 return
-            decoder = self._decoder_at(chunks)
-            usable = not self._stale and all(c.can_rewind(self._frame(chunks)) for c in self._caches)
-            while self._decoders and self._decoders[-1][0] >= chunks:
-                self._decoders.pop()
+            decoder = None if self._stale else self._derived.decoder_at(chunks, decoded=self._decoded)
+            cut = not self._stale and self._derived.can_cut(chunks)
             self._stale = True
+            self._derived.forget_decoders(chunks)
             self._history, self._next_prompt, self._undecoded, self._uncommitted = shorter, None, False, False
-            self._rebuild(caches=None if not usable else self._caches, decoder=decoder)
+            self._bring_up(cut=cut, decoder=decoder)
 
     def fork(self, chunks: int | None = None) -> WorldSession:
         """A new session with the first ``chunks`` chunks (all of them if None); this one is not changed.
@@ -355,22 +296,13 @@ class WorldSession:
             shorter = self._history.first(keep)
             # The last chunk is in the caches only once it is committed.
             in_caches = len(self._history) - (1 if self._uncommitted else 0)
-            frame = self._frame(keep)
-            usable = not self._stale and keep <= in_caches and all(c.can_rewind(frame) for c in self._caches)
-            twin = WorldSession(
-                self._world,
-                self._condition,
-                shorter.start,
-                prompt_states=self._prompt_states,
-                rewind_depth=self._rewind_depth,
-                caches=[c.clone() for c in self._caches] if usable else None,
-            )
-            twin._history = shorter
-            twin._decoders.extend((at, state) for at, state in self._decoders if at < keep)
+            copied = not self._stale and keep <= in_caches and self._derived.can_cut(keep)
+            decoder = None if self._stale else self._derived.decoder_at(keep, decoded=self._decoded)
+            twin = WorldSession(self._world, shorter, self._derived.fork(keep, with_caches=copied))
             if keep == len(self._history):
                 twin._next_prompt = self._next_prompt
             twin._stale = True
-            twin._rebuild(caches=twin._caches if usable else None, decoder=self._decoder_at(keep))
+            twin._bring_up(cut=copied, decoder=decoder)
             return twin
 
     def close(self) -> None:
@@ -381,9 +313,7 @@ class WorldSession:
             raise SessionBusyError("the session is running; close it when the chunk is finished or cancelled")
         try:
             self._closed = True
-            self._caches, self._decoder, self._cross, self._negative = [], DecoderState(), None, None
-            self._decoders.clear()
-            self._prompt_states = {}
+            self._derived.clear()
             self._noise = InjectedNoise(torch.empty(0))  # the reference's noise holds a whole clip
         finally:
             self._lock.release()
@@ -420,8 +350,10 @@ class WorldSession:
         )
         raise SessionError(f"{what}; call resume() first, nothing is lost")
 
-    def _frame(self, chunks: int) -> int:
-        return chunks * self._history.start.preset.chunk
+    @property
+    def _decoded(self) -> int:
+        """Chunks whose frames have been handed out."""
+        return len(self._history) - (1 if self._undecoded else 0)
 
     def _finish(
         self, contexts: list[ChunkContext], watch: Stopwatch, on_frames: OnFrames | None, *, just_denoised: bool
@@ -431,107 +363,44 @@ class WorldSession:
         Frames count as handed out once ``on_frames`` was called with them; without it, when the chunk is returned.
         """
         record = self._history.chunks[-1]
-        preset = self._history.start.preset
-        latents = record.latents.to(self._world.device)
-        frames = latents.new_empty(3, 0, 0, 0)
+        derived, preset = self._derived, self._history.start.preset
         # The session's own decoder moves on only when the frames are handed out: until then they can be made again.
-        decoder = self._decoder.copy()
+        frames, decoder = record.latents.new_empty(3, 0, 0, 0), derived.decoder
         if undecoded := self._undecoded:
             with watch.stage("decode"):
-                frames = self._world.vae.decode(latents, decoder)
+                frames, decoder = derived.decode(record)
         poses = record.controls.relative
         chunk = Chunk(record.index, frames, record.latents, poses, record.prompt, watch.seconds())
         if undecoded and on_frames is not None:
-            self._decoders.append((record.index, self._decoder))
-            self._decoder, self._undecoded = decoder, False
+            derived.remember_decoder(record)
+            derived.decoder, self._undecoded = decoder, False
             on_frames(chunk)
         if self._uncommitted:
             # With reuse_last_step_kv the cache already holds what it is to hold, right after denoising.
             if not (just_denoised and preset.reuse_last_step_kv):
                 with watch.stage("commit"):
-                    replay_commit(self._world.dit, preset, contexts, latents, self._on_device(record.last_input))
+                    derived.commit(record, contexts)
             self._stale = True  # until every cache is closed
-            for cache in self._caches:
-                cache.end()
+            derived.end_chunk()
             self._stale, self._uncommitted = False, False
         timings = watch.seconds()
         self._history = self._history.with_timings(timings)
         if self._undecoded:
-            self._decoders.append((record.index, self._decoder))
-            self._decoder, self._undecoded = decoder, False
+            derived.remember_decoder(record)
+            derived.decoder, self._undecoded = decoder, False
         return replace(chunk, timings=timings)
 
-    def _rebuild(self, *, caches: list[KVCache] | None = None, decoder: DecoderState | None = None) -> None:
-        """Brings caches and decoder to the end of the history; what is given only has to be cut back.
+    def _bring_up(self, *, cut: bool = False, decoder: DecoderState | None = None) -> None:
+        """Brings caches and decoder to the end of the history. cut: the caches only have to be cut back.
 
         ``_stale`` stays set until all of it is done, so that a failure in between leads to ``resume``.
         """
-        records = self._history.chunks
-        if caches is None:
-            for cache in self._caches:
-                cache.clear()
-            for record in records:
-                contexts = self._contexts(record.index, record.controls, record.prompt)
-                latents = record.latents.to(self._world.device)
-                replay_commit(
-                    self._world.dit, self._history.start.preset, contexts, latents, self._on_device(record.last_input)
-                )
-                for cache in self._caches:
-                    cache.end()
+        if cut:
+            self._derived.cut(len(self._history))
         else:
-            for cache in caches:
-                cache.rewind(self._frame(len(records)))
-        decoder = self._decode_again() if decoder is None else decoder
-        self._decoder, self._stale, self._uncommitted = decoder, False, False
-
-    def _decode_again(self) -> DecoderState:
-        """The decoder's state after the last chunk whose frames were handed out, from as many latents as reach it."""
-        state = DecoderState()
-        records = self._history.chunks[: len(self._history) - (1 if self._undecoded else 0)]
-        chunk = self._history.start.preset.chunk
-        needed = -(-self._world.vae.config.decoder_span // chunk) + 1
-        for record in records[-needed:]:
-            self._world.vae.decode(record.latents.to(self._world.device), state)
-        return state
-
-    def _decoder_at(self, chunks: int) -> DecoderState | None:
-        """The decoder's state after ``chunks`` chunks, if it is at hand."""
-        if self._stale:
-            return None
-        if chunks == 0:
-            return DecoderState()
-        if chunks == len(self._history) - (1 if self._undecoded else 0):
-            return self._decoder.copy()
-        return next((state.copy() for at, state in self._decoders if at == chunks), None)
-
-    def _on_device(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.to(self._world.device)
-
-    def _contexts(self, index: int, controls: Controls, prompt: str) -> list[ChunkContext]:
-        """Everything the forwards of chunk ``index`` share, for each branch; makes room in the caches."""
-        start, dit, device = self._history.start, self._world.dit, self._world.device
-        first, frames = self._frame(index), start.preset.chunk
-        rays = self._rays(controls).to(device)
-        crosses = [self._cross_for(prompt)]
-        if start.preset.guided:
-            crosses.append(self._negative_cross())
-        condition = self._condition.latents(first, frames).to(device)
-        camera = dit.encode_camera(rays)
-        rope = dit.rope(first, frames, *self._latent_size, device)
-        for cache in self._caches:
-            cache.begin(first, frames)
-        return [
-            ChunkContext(first, condition, camera, rope, cross, cache)
-            for cross, cache in zip(crosses, self._caches, strict=True)
-        ]
-
-    def _rays(self, controls: Controls) -> Tensor:
-        start = self._history.start
-        intrinsics = controls.intrinsics or start.intrinsics
-        if self._world.dit.config.control == "act":
-            assert controls.actions is not None  # _check_controls
-            return action_rays(controls.relative, intrinsics, controls.actions, start.height, start.width)
-        return camera_rays(controls.relative, intrinsics, start.height, start.width)
+            self._derived.replay(self._history)
+        decoder = self._derived.decode_again(self._history, self._decoded) if decoder is None else decoder
+        self._derived.decoder, self._stale, self._uncommitted = decoder, False, False
 
     def _check_controls(self, controls: Controls) -> None:
         frames = self._history.start.preset.chunk
@@ -550,50 +419,10 @@ class WorldSession:
                 "this model is steered by the camera (control 'cam') and takes no actions; leave them out"
             )
 
-    def _cross_for(self, prompt: str) -> CrossKV:
-        if self._cross is None or self._cross[0] != prompt:
-            self._cross = (prompt, self._world.dit.encode_prompt(self._states_of(prompt)))
-        return self._cross[1]
 
-    def _negative_cross(self) -> CrossKV:
-        if self._negative is None:
-            self._negative = self._world.dit.encode_prompt(self._states_of(self._history.start.negative_prompt))
-        return self._negative
-
-    def _states_of(self, prompt: str) -> Tensor:
-        if prompt not in self._prompt_states:
-            # A new dict: forks share the old one.
-            self._prompt_states = {**self._prompt_states, prompt: self._world.encode_text(prompt)}
-        return self._prompt_states[prompt].to(self._world.device)
-
-    def _make_noise(self) -> NoiseSource:
-        start = self._history.start
-        shape = (self._world.dit.config.out_dim, start.preset.chunk, *self._latent_size)
-        if start.noise == "seeded":
-            return SeededNoise(start.seed, shape)
-        return ReferenceNoise(
-            start.seed, shape, chunks=start.chunks or 0, steps=start.preset.steps, device=self._world.device
-        )
-
-    def _make_caches(self) -> list[KVCache]:
-        preset = self._history.start.preset
-        return [
-            KVCache(
-                self._world.dit.cache_shape(*self._latent_size),
-                window=preset.window,
-                sink=preset.sink,
-                capacity=(self._history.start.chunks or 1) * preset.chunk,
-                rewind_depth=self._rewind_depth,
-                dtype=self._world.cache_dtype,
-                device=self._world.device,
-            )
-            for _ in range(2 if preset.guided else 1)
-        ]
-
-
-def _shown(prompt: str) -> str:
-    return repr(prompt if len(prompt) <= 40 else prompt[:37] + "...")
-
-
-def _four(intrinsics: Sequence[float] | None, width: int, height: int) -> tuple[float, float, float, float]:
-    return check_pixels(default_intrinsics(width, height) if intrinsics is None else intrinsics)
+def _noise_source(world: World, start: StartRecord, latent_size: tuple[int, int]) -> NoiseSource:
+    shape = (world.dit.config.out_dim, start.preset.chunk, *latent_size)
+    if start.noise == "seeded":
+        return SeededNoise(start.seed, shape)
+    chunks, steps = start.chunks or 0, start.preset.steps
+    return ReferenceNoise(start.seed, shape, chunks=chunks, steps=steps, device=world.device)

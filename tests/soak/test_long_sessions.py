@@ -70,7 +70,7 @@ def test_a_thousand_chunks_with_a_window_keep_memory_flat_and_numbers_finite(sma
         if index + 1 in (50, 500, 1000):
             marks.append((tensor_bytes() - session.history.nbytes, session.nbytes - session.history.nbytes, resident()))
             print(f"\n{index + 1} chunks: tensors {marks[-1][0]}, session {marks[-1][1]}, resident {marks[-1][2]}")
-    assert session._caches[0].slot_frames.count(2999) == 1
+    assert session._derived.caches[0].slot_frames.count(2999) == 1
     assert len({mark[0] for mark in marks[1:]}) == 1
     assert len({mark[1] for mark in marks}) == 1
     # The interpreter's own heap settles during the first chunks; the history itself is a megabyte and a half.
@@ -133,7 +133,7 @@ def test_two_hundred_forks_and_rewinds_at_random_equal_the_straight_walk(small, 
     for session in sessions:
         while len(session.history) < length:
             advance(session)
-    small.assert_same_caches(sessions[0]._caches, sessions[1]._caches)
+    small.assert_same_caches(sessions[0]._derived.caches, sessions[1]._derived.caches)
     print(f"\n{recipe}: {done}")
 
 

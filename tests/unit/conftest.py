@@ -163,7 +163,7 @@ class Walks:
             walk = Walk([], [], session)
             for _ in range(self.LENGTH):
                 walk.chunks.append(self._small.step(session))
-                walk.caches.append([cache.clone() for cache in session._caches])
+                walk.caches.append([cache.clone() for cache in session._derived.caches])
             self._made[recipe] = walk
         return self._made[recipe]
 

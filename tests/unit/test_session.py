@@ -23,9 +23,9 @@ from lingbot_core.presets import Preset, TableSteps
 
 def storages(session) -> set[int]:
     """Where the tensors lie that a session changes or derives."""
-    tensors = [t for cache in session._caches for t in (*cache._keys, *cache._values)]
-    tensors += [slot for slot in session._decoder.slots if slot is not None]
-    tensors += [*session._cross[1].keys, *session._cross[1].values]
+    tensors = [t for cache in session._derived.caches for t in (*cache._keys, *cache._values)]
+    tensors += [slot for slot in session._derived.decoder.slots if slot is not None]
+    tensors += [*session._derived.prompts._current[1].keys, *session._derived.prompts._current[1].values]
     tensors += [record.latents for record in session.history.chunks]
     return {t.untyped_storage().data_ptr() for t in tensors}
 
@@ -110,7 +110,7 @@ def test_interleaved_sessions_equal_sessions_on_their_own(small, walks, recipe):
     for a, b in zip(walks[recipe].chunks[:5], alone, strict=True):
         small.assert_same_chunk(small.step(first), a)
         small.assert_same_chunk(small.step(second), b)
-    small.assert_same_caches(first._caches, walks[recipe].caches[4])
+    small.assert_same_caches(first._derived.caches, walks[recipe].caches[4])
     assert not storages(first) & storages(second)
 
 
@@ -145,7 +145,7 @@ def test_no_gradient_is_kept_whatever_the_weights_and_the_thread_want(small, wal
         small.world.dit.requires_grad_(False)
         del small.world.dit.encode_camera
     small.assert_same_chunk(chunk, walks["window"].chunks[0])
-    cross = session._cross[1]
+    cross = session._derived.prompts._current[1]
     kept = (*cross.keys, *cross.values, *contexts[0].scales, *contexts[0].shifts, chunk.frames, chunk.latents)
     assert not any(t.requires_grad for t in kept)
 
@@ -217,8 +217,8 @@ def test_nbytes_counts_cache_cross_attention_decoder_and_history(small):
     cross = 2 * 3 * 12 * 64 * 4
     assert session.nbytes == cache + cross
     small.steps(session, 2)
-    decoder = session._decoder.nbytes
-    snapshot = session._decoders[-1][1].nbytes
+    decoder = session._derived.decoder.nbytes
+    snapshot = session._derived.decoders[-1][1].nbytes
     assert decoder > 0
     assert session.nbytes == cache + cross + decoder + snapshot + session.history.nbytes
 
@@ -273,8 +273,8 @@ def test_the_time_embedding_runs_for_one_row(small):
 def test_a_new_prompt_rebuilds_cross_attention_only(small, walks):
     session = walks.fork("guided", 4)
     small.step(session)
-    before = [cache.clone() for cache in session._caches]
-    negative = session._negative
+    before = [cache.clone() for cache in session._derived.caches]
+    negative = session._derived.prompts._negative
     calls: dict[str, int] = {}
     hooks = [
         module.register_forward_hook(lambda *_, name=name: calls.update({name: calls.get(name, 0) + 1}))
@@ -289,15 +289,15 @@ def test_a_new_prompt_rebuilds_cross_attention_only(small, walks):
     text = {"text_embedding", "text_embedding.0", "text_embedding.1", "text_embedding.2"}
     cross = {f"blocks.{i}.cross_attn.{name}" for i in layers for name in ("k", "v", "norm_k")}
     assert calls == dict.fromkeys(text | cross, 1)
-    small.assert_same_caches(session._caches, before)
-    assert session._negative is negative
-    assert session._cross[0] == "new"
+    small.assert_same_caches(session._derived.caches, before)
+    assert session._derived.prompts._negative is negative
+    assert session._derived.prompts._current[0] == "new"
     # The next chunk is made with it, and the K/V of what was there before stay as they are.
     kept = [frame for frame in before[0].slot_frames if frame < 3 or frame >= 15 - 3]
     small.step(session)
     assert session.history.chunks[-1].prompt == "new"
-    assert session._negative is negative
-    for mine, old in zip(session._caches, before, strict=True):
+    assert session._derived.prompts._negative is negative
+    for mine, old in zip(session._derived.caches, before, strict=True):
         for frame in kept:
             for layer in layers:
                 for a, b in zip(mine.view(layer), old.view(layer), strict=True):
@@ -405,7 +405,7 @@ def test_guidance_runs_two_branches_with_own_caches_and_the_same_camera(small, m
     monkeypatch.setattr(small.world.dit, "forward", record)
     small.step(session)
     assert len(seen) == 2 * 3
-    positive, negative = session._caches
+    positive, negative = session._derived.caches
     keys = [{t.untyped_storage().data_ptr() for t in (*c._keys, *c._values)} for c in (positive, negative)]
     assert not keys[0] & keys[1]
     for (first, flow), (second, other_flow) in zip(seen[::2], seen[1::2], strict=True):
@@ -424,7 +424,7 @@ def test_guidance_five_is_negative_plus_five_times_the_difference(small, monkeyp
     guided = small.start("guided")
     positive = torch.full((16, 3, 2, 4), 2.0)
     monkeypatch.setattr(
-        small.world.dit, "forward", lambda x, t, c: positive * (1.0 if c.cache is guided._caches[0] else 0.25)
+        small.world.dit, "forward", lambda x, t, c: positive * (1.0 if c.cache is guided._derived.caches[0] else 0.25)
     )
     expected = 0.5 + 5 * (2.0 - 0.5)
     strong = guided.advance(small.controls(0, 3)).latents

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lingbot_core.engine.condition import ImageCondition
+from lingbot_core.engine.derived import Derived
 from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.timing import Stopwatch
 from lingbot_core.errors import NumericsError, SessionError
@@ -42,7 +43,7 @@ def test_a_chunk_cancelled_at_any_step_comes_out_the_same_when_tried_again(small
         assert session.state == "ready"
         small.assert_same_chunk(small.step(session), expected)
         # A second try evicts nothing more: the caches are those of the undisturbed walk.
-        small.assert_same_caches(session._caches, walk.caches[index])
+        small.assert_same_caches(session._derived.caches, walk.caches[index])
 
 
 def test_a_chunk_cancelled_many_times_comes_out_the_same(small, walks):
@@ -82,7 +83,7 @@ def test_output_that_is_not_finite_is_refused_and_leaves_the_session_ready(small
     assert session.history is history
     assert session.state == "ready"
     small.assert_same_chunk(small.step(session), walk.chunks[5])
-    small.assert_same_caches(session._caches, walk.caches[5])
+    small.assert_same_caches(session._derived.caches, walk.caches[5])
 
 
 def assert_failed(small, session, index: int) -> None:
@@ -97,9 +98,9 @@ def go_on(small, walk, session) -> None:
     """The next chunk and the caches are those of the undisturbed walk."""
     index = len(session.history)
     assert session.state == "ready"
-    small.assert_same_caches(session._caches, walk.caches[index - 1])
+    small.assert_same_caches(session._derived.caches, walk.caches[index - 1])
     small.assert_same_chunk(small.step(session), walk.chunks[index])
-    small.assert_same_caches(session._caches, walk.caches[index])
+    small.assert_same_caches(session._derived.caches, walk.caches[index])
 
 
 def test_a_failed_decode_is_finished_by_resume(small, walks, recipe, failing):
@@ -125,7 +126,7 @@ def test_a_failed_commit_is_finished_by_resume(small, walks, failing, layer, wit
     """Frames count as handed out once the callback had them; without one, resume returns the chunk."""
     walk = walks["window"]
     session = walks.fork("window", 4)
-    write = failing(session._caches[0], "write", OUT_OF_MEMORY)
+    write = failing(session._derived.caches[0], "write", OUT_OF_MEMORY)
     write.arm(3 * walk.session.history.start.preset.steps + layer)
     shown = []
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -144,7 +145,7 @@ def test_a_failed_commit_is_finished_by_resume(small, walks, failing, layer, wit
 def test_a_failed_commit_of_the_negative_branch_is_finished_by_resume(small, walks, failing):
     walk = walks["guided"]
     session = walks.fork("guided", 4)
-    write = failing(session._caches[1], "write", OUT_OF_MEMORY)
+    write = failing(session._derived.caches[1], "write", OUT_OF_MEMORY)
     write.arm(3 * 3 + 1)
     with pytest.raises(RuntimeError, match="out of memory"):
         small.step(session)
@@ -193,7 +194,7 @@ def test_a_failed_chunk_can_also_be_left_behind_or_forked(small, walks, recipe, 
         calls = walk.session.history.start.preset.steps * 3 + 1
         if walk.session.history.start.preset.reuse_last_step_kv:
             calls = 0  # there is no commit: what fails is the first denoising forward
-        failing(session._caches[0], "write", OUT_OF_MEMORY).arm(calls)
+        failing(session._derived.caches[0], "write", OUT_OF_MEMORY).arm(calls)
     with pytest.raises(RuntimeError, match="out of memory"):
         small.step(session)
     if to == "fork":
@@ -271,7 +272,7 @@ def test_a_failed_encode_of_the_image_leaves_the_session_ready(small, walks, fai
 def test_memory_that_runs_out_while_a_cache_grows_leaves_the_session_ready(small, walks, failing, call):
     """Room for the two declared chunks is there at once; the third makes all six buffers grow."""
     session = small.start("whole-past", chunks=2)
-    allocate = failing(session._caches[0], "_allocate", OUT_OF_MEMORY)
+    allocate = failing(session._derived.caches[0], "_allocate", OUT_OF_MEMORY)
     small.steps(session, 2)
     allocate.arm(call)
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -304,8 +305,14 @@ INTERRUPTIBLE = (
     WorldSession.rewind,
     WorldSession.resume,
     WorldSession._finish,
-    WorldSession._rebuild,
-    WorldSession._contexts,
+    WorldSession._bring_up,
+    Derived.contexts,
+    Derived.commit,
+    Derived.end_chunk,
+    Derived.cut,
+    Derived.replay,
+    Derived.remember_decoder,
+    Derived.forget_decoders,
     KVCache.begin,
     KVCache.end,
     KVCache.rewind,
@@ -346,7 +353,7 @@ def test_a_ctrl_c_at_any_line_of_a_chunk_or_a_rewind_loses_nothing(small, walks)
     """Chunk 3 evicts; the rewind behind it has to replay."""
     walk = walks["window"]
     origin = walks.fork("window", 3)
-    decoders = {chunks: walks.fork("window", chunks)._decoder for chunks in (2, 3, 4, 5)}
+    decoders = {chunks: walks.fork("window", chunks)._derived.decoder for chunks in (2, 3, 4, 5)}
     for line in range(1000):
         session = origin.fork()
         interrupted = False
@@ -364,9 +371,9 @@ def test_a_ctrl_c_at_any_line_of_a_chunk_or_a_rewind_loses_nothing(small, walks)
         # What the next chunk is made from, and the next chunk itself after every tenth line.
         if line % 10 == 0:
             small.assert_same_chunk(small.step(session), walk.chunks[index])
-        elif session._caches[0]._open is None:
-            small.assert_same_caches(session._caches, walk.caches[index - 1])
-        assert session._decoder.equals(decoders[len(session.history)])
+        elif session._derived.caches[0]._open is None:
+            small.assert_same_caches(session._derived.caches, walk.caches[index - 1])
+        assert session._derived.decoder.equals(decoders[len(session.history)])
         if not interrupted:
             break
     assert not interrupted

@@ -44,25 +44,25 @@ def test_rewinding_and_going_on_equals_the_straight_walk(small, walks, recipe, r
         assert len(session.history) == cut
         assert session.carry.latents == cut * walk.session.history.start.preset.chunk
         if cut:
-            small.assert_same_caches(session._caches, walk.caches[cut - 1])
+            small.assert_same_caches(session._derived.caches, walk.caches[cut - 1])
         for expected in walk.chunks[cut : cut + 2]:
             small.assert_same_chunk(small.step(session), expected)
-        small.assert_same_caches(session._caches, walk.caches[len(session.history) - 1])
+        small.assert_same_caches(session._derived.caches, walk.caches[len(session.history) - 1])
 
 
 @pytest.mark.parametrize("cut", [0, 2, 5, 7])
 def test_a_fork_equals_the_straight_walk_and_leaves_the_original_alone(small, walks, recipe, cut):
     walk = walks[recipe]
-    before = [cache.clone() for cache in walk.session._caches]
+    before = [cache.clone() for cache in walk.session._derived.caches]
     history = walk.session.history
     fork = walk.session.fork(cut)
     assert fork.history.chunks == history.chunks[:cut]
     if cut:
-        small.assert_same_caches(fork._caches, walk.caches[cut - 1])
+        small.assert_same_caches(fork._derived.caches, walk.caches[cut - 1])
     if cut < walks.LENGTH:
         small.assert_same_chunk(small.step(fork), walk.chunks[cut])
-        small.assert_same_caches(fork._caches, walk.caches[cut])
-    small.assert_same_caches(walk.session._caches, before)
+        small.assert_same_caches(fork._derived.caches, walk.caches[cut])
+    small.assert_same_caches(walk.session._derived.caches, before)
     assert walk.session.history is history
     fork.close()
     assert walk.session.state == "ready"
@@ -117,8 +117,10 @@ def test_a_fork_of_a_fork_and_a_fork_after_a_rewind_equal_the_straight_walk(smal
 
 def test_a_forks_storage_is_its_own(small, walks, recipe):
     def pointers(session) -> set[int]:
-        buffers = (t for cache in session._caches for t in (*cache._keys, *cache._values))
-        undo = (t for cache in session._caches for record in cache._undo for t in (*record.keys, *record.values))
+        buffers = (t for cache in session._derived.caches for t in (*cache._keys, *cache._values))
+        undo = (
+            t for cache in session._derived.caches for record in cache._undo for t in (*record.keys, *record.values)
+        )
         return {t.untyped_storage().data_ptr() for t in (*buffers, *undo)}
 
     session = small.start(recipe, rewind_depth=2)
@@ -136,7 +138,7 @@ def test_rewind_and_fork_after_a_cancel_equal_the_straight_walk(small, walks, re
     fork = session.fork()
     small.assert_same_chunk(small.step(fork), walk.chunks[5])
     session.rewind(4)
-    small.assert_same_caches(session._caches, walk.caches[3])
+    small.assert_same_caches(session._derived.caches, walk.caches[3])
     for expected in walk.chunks[4:6]:
         small.assert_same_chunk(small.step(session), expected)
 
@@ -175,7 +177,7 @@ def test_replaying_every_commit_rebuilds_the_cache_slot_by_slot(small, walks, re
     """The replay is written out here, from the history alone."""
     walk = walks[recipe]
     start, dit = walk.session.history.start, small.world.dit
-    states = {"a": walk.session._prompt_states["a"], "b": walk.session._prompt_states["b"]}
+    states = {"a": walk.session._derived.prompts._states["a"], "b": walk.session._derived.prompts._states["b"]}
     caches = [
         KVCache(
             dit.cache_shape(start.height // 8, start.width // 8),
@@ -184,12 +186,12 @@ def test_replaying_every_commit_rebuilds_the_cache_slot_by_slot(small, walks, re
             dtype=torch.float32,
             device=small.world.device,
         )
-        for _ in walk.session._caches
+        for _ in walk.session._derived.caches
     ]
     for record, expected in zip(walk.session.history.chunks, walk.caches, strict=True):
         first, frames = record.index * start.preset.chunk, start.preset.chunk
         rays = camera_rays(record.controls.relative, start.intrinsics, start.height, start.width)
-        texts = [states[record.prompt], walk.session._prompt_states.get("ugly")]
+        texts = [states[record.prompt], walk.session._derived.prompts._states.get("ugly")]
         contexts = []
         with torch.inference_mode():
             for cache, text in zip(caches, texts, strict=False):

@@ -1,0 +1,175 @@
+"""What a session can work out again from its history: K/V caches, prompts' keys and values, the decoder's state."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torch import Tensor
+
+from ..camera.controls import Controls
+from ..camera.rays import action_rays, camera_rays
+from ..models.dit import ChunkContext
+from ..models.kv_cache import KVCache
+from ..models.vae import SPATIAL_STRIDE, DecoderState
+from .chunk import replay_commit
+from .condition import Condition
+from .history import ChunkRecord, History, StartRecord
+from .prompts import Prompts
+from .world import World
+
+
+class Derived:
+    """Caches of one session. Whether they match its history is the session's business to know.
+
+    rewind_depth: chunks whose overwritten keys and values, and whose decoder states, are kept for going back at once.
+    caches: taken over from a fork; None makes empty ones.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        condition: Condition,
+        start: StartRecord,
+        prompts: Prompts,
+        *,
+        rewind_depth: int,
+        caches: list[KVCache] | None = None,
+    ) -> None:
+        self._world, self._condition, self._start = world, condition, start
+        self.prompts = prompts
+        self.rewind_depth = rewind_depth
+        self.latent_size = (start.height // SPATIAL_STRIDE, start.width // SPATIAL_STRIDE)
+        self.caches = (
+            [self._empty_cache() for _ in range(2 if start.preset.guided else 1)] if caches is None else caches
+        )
+        self.decoder = DecoderState()
+        self.decoders: deque[tuple[int, DecoderState]] = deque(maxlen=rewind_depth)  # (chunks before it, state)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held here."""
+        states = {id(s): s for s in (self.decoder, *(s for _, s in self.decoders))}
+        return sum(c.nbytes for c in self.caches) + self.prompts.nbytes + sum(s.nbytes for s in states.values())
+
+    def first_frame(self, chunks: int) -> int:
+        """Absolute latent frame after ``chunks`` chunks."""
+        return chunks * self._start.preset.chunk
+
+    # Keys and values
+
+    def contexts(self, index: int, controls: Controls, prompt: str) -> list[ChunkContext]:
+        """Everything the forwards of chunk ``index`` share, for each branch; makes room in the caches."""
+        dit, device, preset = self._world.dit, self._world.device, self._start.preset
+        first = self.first_frame(index)
+        rays = self._rays(controls).to(device)
+        crosses = [self.prompts.cross(prompt)]
+        if preset.guided:
+            crosses.append(self.prompts.negative(self._start.negative_prompt))
+        condition = self._condition.latents(first, preset.chunk).to(device)
+        camera = dit.encode_camera(rays)
+        rope = dit.rope(first, preset.chunk, *self.latent_size, device)
+        for cache in self.caches:
+            cache.begin(first, preset.chunk)
+        return [
+            ChunkContext(first, condition, camera, rope, cross, cache)
+            for cross, cache in zip(crosses, self.caches, strict=True)
+        ]
+
+    def commit(self, record: ChunkRecord, contexts: list[ChunkContext]) -> None:
+        """Writes a chunk of the history into the caches; they stay open."""
+        device = self._world.device
+        last_input = None if record.last_input is None else record.last_input.to(device)
+        replay_commit(self._world.dit, self._start.preset, contexts, record.latents.to(device), last_input)
+
+    def end_chunk(self) -> None:
+        """The open chunk's keys and values are final in every branch."""
+        for cache in self.caches:
+            cache.end()
+
+    def can_cut(self, chunks: int) -> bool:
+        """Whether the caches can go back to the end of ``chunks`` chunks without a replay."""
+        return all(cache.can_rewind(self.first_frame(chunks)) for cache in self.caches)
+
+    def cut(self, chunks: int) -> None:
+        """Goes back to the end of ``chunks`` chunks; ``can_cut`` must have said so."""
+        for cache in self.caches:
+            cache.rewind(self.first_frame(chunks))
+
+    def replay(self, history: History) -> None:
+        """Fills the caches anew by committing every chunk of the history."""
+        for cache in self.caches:
+            cache.clear()
+        for record in history.chunks:
+            self.commit(record, self.contexts(record.index, record.controls, record.prompt))
+            self.end_chunk()
+
+    # The decoder
+
+    def decode(self, record: ChunkRecord) -> tuple[Tensor, DecoderState]:
+        """Frames of the next chunk, and the state after it, which counts once ``decoder`` is set to it."""
+        state = self.decoder.copy()
+        return self._world.vae.decode(record.latents.to(self._world.device), state), state
+
+    def remember_decoder(self, record: ChunkRecord) -> None:
+        """Keeps the state before the record's frames, to go back to; call it before the state moves on."""
+        self.forget_decoders(record.index)
+        self.decoders.append((record.index, self.decoder))
+
+    def decoder_at(self, chunks: int, *, decoded: int) -> DecoderState | None:
+        """The decoder's state after ``chunks`` chunks, if it is at hand. decoded: chunks decoded so far."""
+        if chunks == 0:
+            return DecoderState()
+        if chunks == decoded:
+            return self.decoder.copy()
+        return next((state.copy() for at, state in self.decoders if at == chunks), None)
+
+    def decode_again(self, history: History, decoded: int) -> DecoderState:
+        """The decoder's state after ``decoded`` chunks, from as many latents before it as reach it."""
+        state = DecoderState()
+        needed = -(-self._world.vae.config.decoder_span // self._start.preset.chunk) + 1
+        for record in history.chunks[:decoded][-needed:]:
+            self._world.vae.decode(record.latents.to(self._world.device), state)
+        return state
+
+    def forget_decoders(self, chunks: int) -> None:
+        """Drops what is remembered of chunk ``chunks`` and later ones."""
+        while self.decoders and self.decoders[-1][0] >= chunks:
+            self.decoders.pop()
+
+    def fork(self, chunks: int, *, with_caches: bool) -> Derived:
+        """A twin for the first ``chunks`` chunks, with copies of the caches or empty ones, and a fresh decoder."""
+        twin = Derived(
+            self._world,
+            self._condition,
+            self._start,
+            self.prompts.fork(),
+            rewind_depth=self.rewind_depth,
+            caches=[cache.clone() for cache in self.caches] if with_caches else None,
+        )
+        twin.decoders.extend((at, state) for at, state in self.decoders if at < chunks)
+        return twin
+
+    def clear(self) -> None:
+        """Frees everything."""
+        self.caches, self.decoder = [], DecoderState()
+        self.decoders.clear()
+        self.prompts.clear()
+
+    def _empty_cache(self) -> KVCache:
+        preset = self._start.preset
+        return KVCache(
+            self._world.dit.cache_shape(*self.latent_size),
+            window=preset.window,
+            sink=preset.sink,
+            capacity=(self._start.chunks or 1) * preset.chunk,
+            rewind_depth=self.rewind_depth,
+            dtype=self._world.cache_dtype,
+            device=self._world.device,
+        )
+
+    def _rays(self, controls: Controls) -> Tensor:
+        start = self._start
+        intrinsics = controls.intrinsics or start.intrinsics
+        if controls.actions is not None:
+            return action_rays(controls.relative, intrinsics, controls.actions, start.height, start.width)
+        return camera_rays(controls.relative, intrinsics, start.height, start.width)

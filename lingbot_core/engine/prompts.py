@@ -1,0 +1,75 @@
+"""The prompts of one session: their text states, and the cross-attention keys and values made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import PromptError
+from ..models.dit import CrossKV
+from .world import World
+
+
+class Prompts:
+    """States by prompt text; keys and values of the current prompt and of the negative one.
+
+    Forks share the states, which are never changed, but not the keys and values.
+    """
+
+    def __init__(self, world: World, states: Mapping[str, Tensor]) -> None:
+        self._world = world
+        self._states: dict[str, Tensor] = dict(states)
+        self._current: tuple[str, CrossKV] | None = None
+        self._negative: CrossKV | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values."""
+        kept = (self._current[1] if self._current else None, self._negative)
+        return sum(cross.nbytes for cross in kept if cross is not None)
+
+    def cross(self, prompt: str) -> CrossKV:
+        """Keys and values of a prompt; encoded when it is not the current one."""
+        if self._current is None or self._current[0] != prompt:
+            self._current = (prompt, self._world.dit.encode_prompt(self._states_of(prompt)))
+        return self._current[1]
+
+    def negative(self, prompt: str) -> CrossKV:
+        """Keys and values of the negative prompt, which is the same all along; encoded once."""
+        if self._negative is None:
+            self._negative = self._world.dit.encode_prompt(self._states_of(prompt))
+        return self._negative
+
+    def give(self, prompt: str, states: Tensor, *, used: Collection[str]) -> None:
+        """Sets the states of a prompt. used: texts that chunks were already made with.
+
+        A history knows a prompt by its text alone, so a used text cannot stand for other states: PromptError.
+        """
+        known = self._states.get(prompt)
+        if known is not None and prompt in used and not torch.equal(known.to(states), states):
+            raise PromptError(
+                f"the prompt {_shown(prompt)} is in this session's history with other text states; give the new states "
+                "another text"
+            )
+        cross = self._world.dit.encode_prompt(states.to(self._world.device))
+        self._states[prompt] = states
+        self._current = (prompt, cross)
+
+    def fork(self) -> Prompts:
+        """The same states, with keys and values of its own."""
+        return Prompts(self._world, self._states)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._states, self._current, self._negative = {}, None, None
+
+    def _states_of(self, prompt: str) -> Tensor:
+        if prompt not in self._states:
+            self._states[prompt] = self._world.encode_text(prompt)
+        return self._states[prompt].to(self._world.device)
+
+
+def _shown(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= 40 else prompt[:37] + "...")

@@ -1,0 +1,86 @@
+"""What a session is started with: checked once, then fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import numpy as np
+
+from ..camera.controls import FirstDelta
+from ..camera.intrinsics import check_pixels, default_intrinsics
+from ..errors import CameraError, LengthError, PresetError, SessionError
+from ..presets import Preset
+from .condition import Condition
+from .history import StartRecord
+from .noise import SEED_LIMIT
+from .world import World
+
+FIRST_DELTAS = get_args(FirstDelta)
+NOISES = ("seeded", "reference")
+
+
+def make_start(
+    world: World,
+    condition: Condition,
+    *,
+    preset: Preset,
+    prompt: str,
+    negative_prompt: str | None,
+    seed: int,
+    noise: str,
+    chunks: int | None,
+    translation_unit: float,
+    unit_rule: str,
+    first_delta: FirstDelta,
+    intrinsics: Sequence[float] | None,
+    fps: float,
+) -> StartRecord:
+    """The start record of these settings (see WorldSession.start); raises the error of the first that is wrong."""
+    if first_delta not in FIRST_DELTAS:
+        raise CameraError(f"first_delta={first_delta!r} is unknown; use one of {', '.join(FIRST_DELTAS)}")
+    if noise not in NOISES:
+        raise SessionError(f"noise={noise!r} is unknown; use one of {', '.join(NOISES)}")
+    if noise == "reference" and chunks is None:
+        raise SessionError("noise='reference' draws the whole clip at once: declare its length with chunks=N")
+    if chunks is not None and chunks < 1:
+        raise LengthError(f"chunks={chunks} must be at least 1; leave it out for a session of open length")
+    if negative_prompt:
+        refuse_negative(preset)
+    if not (np.isfinite(translation_unit) and translation_unit > 0):
+        raise CameraError(f"translation_unit={translation_unit} must be a positive number")
+    if not (np.isfinite(fps) and fps > 0):
+        raise SessionError(f"fps={fps} must be a positive number")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_LIMIT:
+        raise SessionError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1")
+    return StartRecord(
+        preset=preset,
+        prompt=prompt,
+        negative_prompt=preset.negative_prompt if negative_prompt is None else negative_prompt,
+        seed=seed,
+        noise=noise,
+        image=condition.digest,
+        height=condition.height,
+        width=condition.width,
+        intrinsics=check_intrinsics(intrinsics, condition.width, condition.height),
+        translation_unit=float(translation_unit),
+        unit_rule=unit_rule,
+        first_delta=first_delta,
+        fps=float(fps),
+        chunks=chunks,
+        model=world.fingerprint,
+    )
+
+
+def refuse_negative(preset: Preset) -> None:
+    """Raises PresetError when a negative prompt would have no effect."""
+    if not preset.guided:
+        raise PresetError(
+            f"preset {preset.name}: a negative prompt has no effect at guidance 1; leave it empty, or use the preset "
+            "v2-causal-pretrain"
+        )
+
+
+def check_intrinsics(intrinsics: Sequence[float] | None, width: int, height: int) -> tuple[float, float, float, float]:
+    """fx, fy, cx, cy in pixels of a width x height picture; None takes the default."""
+    return check_pixels(default_intrinsics(width, height) if intrinsics is None else intrinsics)
