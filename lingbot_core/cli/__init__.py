@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ..errors import LingBotError
 from ..version import __version__
-from . import generate, inspect
+from . import convert, generate, inspect
 
-VERBS = (generate, inspect)
+VERBS = (generate, convert, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,320 @@
+"""From any layout to the single files that ComfyUI's own loaders and this pack read.
+
+DST is a ComfyUI ``models`` folder or looks like one: ``diffusion_models``, ``text_encoders`` and ``vae`` are made in
+it. One tensor at a time is in memory, in the dtype it is written in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..errors import InputFileError, PresetError, WeightsError
+from ..models.dit import CausalWanDiT
+from ..models.text import build_umt5, umt5_config_from_shapes
+from ..models.vae import VAEConfig, WanVAE
+from ..presets import PRESETS, Preset, get_preset
+from .checkpoint import Checkpoint
+from .files import DTYPES as STORED_DTYPES
+from .files import open_file
+from .keys import TEXT, TRANSFORMER, VAE
+from .layout import TOKENIZER_FOLDERS, WORDS, Layout, Part, find_layout, part_of_file
+from .load import dit_config, problems
+from .metadata import FileMetadata, write_metadata
+from .stream import StreamedFile, StreamedTensor, gigabytes
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPE_LABELS = {dtype: label for label, dtype in DTYPES.items()}
+PARTS = {"dit": TRANSFORMER, "text": TEXT, "vae": VAE}
+FOLDERS = {"dit": "diffusion_models", "text": "text_encoders", "vae": "vae"}
+
+# Room that a file system wants for itself beyond the bytes of the files.
+SPARE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Output:
+    """One file to be made. part: ``dit``, ``text`` or ``vae``. done: it is there already, made from the same source."""
+
+    part: str
+    file: StreamedFile
+    dtype: str
+    done: bool
+
+    @property
+    def path(self) -> Path:
+        """Where it will lie."""
+        return self.file.path
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `plan` decided. notes: what the user should know, such as parts that the source does not have."""
+
+    outputs: tuple[Output, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files that are still to be made."""
+        return sum(output.file.nbytes for output in self.outputs if not output.done)
+
+    def run(self, begin: Callable[[Output], None], advance: Callable[[int], None]) -> None:
+        """Makes the files, one after the other.
+
+        begin: called before each. advance: called with bytes as they are written (or found written by an earlier run),
+        and again as they are read back, 2 * nbytes in all. Interrupted in any way, the same conversion goes on where
+        this one was. Raises InputFileError and WeightsError.
+        """
+        for output in self.outputs:
+            if output.done:
+                continue
+            begin(output)
+            try:
+                output.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputFileError(f"the folder {output.path.parent} cannot be made: {error}") from error
+            with output.file as file:
+                file.make(advance)
+
+
+def plan(
+    source: str | Path,
+    target: Path,
+    *,
+    dtype: str = "bf16",
+    vae_dtype: str | None = None,
+    preset: str | None = None,
+    only: str | None = None,
+    overwrite: bool = False,
+    vae: str | Path | None = None,
+    text_encoder: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+) -> Conversion:
+    """Decides and checks everything that can be known without reading weights.
+
+    source: whatever `find_layout` takes, or with ``only`` the file of that part alone. dtype: of transformer and text
+    encoder. vae_dtype: of the VAE; None keeps the stored one, because the VAE is small and its encoder makes what the
+    transformer starts from. preset: the recipe to note in the transformer's file; None for the one the source points
+    to. only: ``dit``, ``text`` or ``vae``. overwrite: replace files that are there, finished or not.
+    vae, text_encoder, tokenizer: as for `find_layout`. Raises InputFileError, PresetError, WeightsError.
+    """
+    model = _open(source, only, vae, text_encoder, tokenizer)
+    outputs: list[Output] = []
+    notes: list[str] = []
+    if only is None:
+        notes += [f"there is no {PARTS[part]} in {source}: not made" for part in PARTS if part not in model.parts]
+    for name, part in model.parts.items():
+        if only not in (None, name):
+            continue
+        checkpoint = part.open()
+        torch_dtype = _vae_dtype(checkpoint, vae_dtype) if name == "vae" else DTYPES[dtype]
+        if name == "dit":
+            planned = _plan_dit(model, part, checkpoint, torch_dtype, preset)
+        elif name == "text":
+            planned = _plan_text(model, checkpoint, torch_dtype, notes)
+        else:
+            planned = _plan_vae(model, checkpoint, torch_dtype)
+        path = target / FOLDERS[name] / f"{planned.name}.safetensors"
+        files = [*part.files, *planned.extra_files]
+        if any(path.resolve() == file.resolve() for file in files):
+            raise InputFileError(f"{path} is the source itself; give another folder")
+        streamed = StreamedFile(path, planned.tensors, planned.metadata, source=_signature(files))
+        outputs.append(Output(name, streamed, DTYPE_LABELS[torch_dtype], _already_made(streamed, overwrite)))
+    conversion = Conversion(tuple(outputs), tuple(notes))
+    _require_room(target, conversion)
+    return conversion
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What there is to convert. parts: in the order of PARTS. words: where a spiece.model may be, the likeliest first.
+    layout: None when the source is a single part alone."""
+
+    name: str
+    parts: dict[str, Part]
+    words: tuple[Path, ...]
+    layout: Layout | None
+
+
+def _open(
+    source: str | Path,
+    only: str | None,
+    vae: str | Path | None,
+    text_encoder: str | Path | None,
+    tokenizer: str | Path | None,
+) -> _Model:
+    """Looks at the source. With ``only``, it may be that part alone. Raises InputFileError or WeightsError."""
+    path = Path(source).expanduser()
+    if only in ("text", "vae") and path.is_file():
+        alone = part_of_file(path)
+        if alone is None or alone.kind != PARTS[only]:
+            raise WeightsError(f"{path} is {f'a {alone.kind}' if alone else 'no part of a model'}, not a {PARTS[only]}")
+        beside = [folder / name for folder in (path.parent, path.parent.parent) for name in TOKENIZER_FOLDERS]
+        words = [*beside, path] if tokenizer is None else [Path(tokenizer)]
+        return _Model(path.stem, {only: alone}, tuple(words), None)
+    layout = find_layout(source, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer)
+    found = {"dit": layout.transformer, "text": layout.text, "vae": layout.vae}
+    parts = {name: part for name, part in found.items() if part is not None}
+    if only is not None and only not in parts:
+        layout.require(PARTS[only])
+    words = [] if layout.tokenizer is None else [layout.tokenizer]
+    if layout.text is not None and tokenizer is None:
+        words += layout.text.files
+    return _Model(layout.name, parts, tuple(words), layout)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One file to be: its name without suffix, and what goes in. extra_files: read besides those of the part."""
+
+    name: str
+    tensors: list[StreamedTensor]
+    metadata: dict[str, str]
+    extra_files: tuple[Path, ...] = ()
+
+
+def _plan_dit(model: _Model, part: Part, checkpoint: Checkpoint, dtype: torch.dtype, chosen: str | None) -> _Planned:
+    assert model.layout is not None
+    preset = get_preset(chosen) if chosen is not None else model.layout.preset
+    if preset is None:
+        raise PresetError(
+            f"{model.name}: {model.layout.preset_reason}, and the new file has to; say it with --preset "
+            f"({', '.join(PRESETS)})"
+        )
+    config = dit_config(checkpoint, part.config)
+    _require_fit(CausalWanDiT(config, device="meta"), checkpoint)
+    metadata = write_metadata(
+        FileMetadata(
+            preset=preset.name,
+            control=config.control,
+            config={"num_heads": config.num_heads, "text_len": config.text_len},
+            source=model.name,
+        )
+    )
+    metadata["config"] = json.dumps(NOT_A_PLAIN_WAN, sort_keys=True)
+    name = _model_name(model.layout, preset, config.control)
+    return _Planned(f"{name}_{DTYPE_LABELS[dtype]}", _streamed(checkpoint, dtype), metadata)
+
+
+# ComfyUI's Load Diffusion Model would take the file for Wan 2.2 image to video, because the names of that are all
+# there, drop the camera layers with a line in its log, and sample something else. It lets the entry ``config`` of the
+# metadata override what it detects (comfy/model_detection.py), finds no model of this kind, and says so.
+NOT_A_PLAIN_WAN = {
+    "transformer": {
+        "image_model": "lingbot_world",
+        "note": "a LingBot-World transformer; load it with the LingBot World nodes",
+    }
+}
+
+
+def _plan_text(model: _Model, checkpoint: Checkpoint, dtype: torch.dtype, notes: list[str]) -> _Planned:
+    _require_fit(build_umt5(umt5_config_from_shapes(checkpoint.shapes())), checkpoint)
+    tensors = _streamed(checkpoint, dtype)
+    found = next((words for path in model.words if (words := _words(path)) is not None), None)
+    if found is not None:
+        # Last, because its length is odd and the tensors after it would not be aligned.
+        tensors.append(found[1])
+    else:
+        looked = f"in {model.words[0]}" if model.layout and model.words else f"beside {checkpoint.where}"
+        notes.append(
+            f"there is no spiece.model {looked}, and ComfyUI's CLIPLoader needs it inside the text encoder's file; get "
+            "it (google/umt5-xxl has it) and convert again with --only text --overwrite --tokenizer PATH"
+        )
+    metadata = write_metadata(FileMetadata(source=model.name))
+    return _Planned(f"umt5_xxl_{DTYPE_LABELS[dtype]}", tensors, metadata, () if found is None else (found[0],))
+
+
+def _plan_vae(model: _Model, checkpoint: Checkpoint, dtype: torch.dtype) -> _Planned:
+    _require_fit(WanVAE(VAEConfig.from_state_dict(checkpoint.shapes()), device="meta"), checkpoint)
+    return _Planned("wan_2.1_vae", _streamed(checkpoint, dtype), write_metadata(FileMetadata(source=model.name)))
+
+
+def _streamed(checkpoint: Checkpoint, dtype: torch.dtype) -> list[StreamedTensor]:
+    """All tensors in their natural order, so that one model gives one file however its source was cut up."""
+
+    def reader(name: str) -> Callable[[], torch.Tensor]:
+        return lambda: checkpoint.read(name, dtype=dtype)
+
+    shapes = checkpoint.shapes()
+    return [StreamedTensor(name, shapes[name], dtype, reader(name)) for name in sorted(shapes, key=_natural)]
+
+
+def _words(path: Path) -> tuple[Path, StreamedTensor] | None:
+    """The sentencepiece model of a tokenizer folder, a spiece.model, or a text encoder's file that carries one; with
+    the file it lies in."""
+    if path.is_dir():
+        path /= "spiece.model"
+    if not path.is_file():
+        return None
+    if path.suffix == ".model":
+        size, read = path.stat().st_size, lambda: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+    else:
+        file = open_file(path)
+        if WORDS not in file.entries:
+            return None
+        size, read = file.entries[WORDS].nbytes, lambda: file.read(WORDS).contiguous().view(torch.uint8)
+    return path, StreamedTensor(WORDS, (size,), torch.uint8, read)
+
+
+def _require_fit(module: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raises WeightsError unless the checkpoint has exactly the module's parameters."""
+    if found := problems(module, checkpoint):
+        raise WeightsError(f"{checkpoint.where} is no whole {checkpoint.part}: {'; '.join(found)}. Get the files again")
+
+
+def _vae_dtype(checkpoint: Checkpoint, asked: str | None) -> torch.dtype:
+    """The dtype asked for, or else the one most of the VAE is stored in."""
+    if asked is not None:
+        return DTYPES[asked]
+    stored = STORED_DTYPES[next(iter(checkpoint.dtypes))]
+    return stored if stored in DTYPE_LABELS else torch.float32
+
+
+def _model_name(layout: Layout, preset: Preset, control: str) -> str:
+    """A file name that says which model it is: the published one where a file or folder has it, else the recipe's."""
+    files = layout.transformer.files
+    names = (files[0].stem if len(files) == 1 else "", files[0].parent.name, layout.name)
+    name = next((name for name in names if "lingbot" in name.lower()), f"lingbot_world_{preset.name}")
+    name = re.sub(r"([_.-](bf16|fp16|fp32|fp8\w*|scaled))+$", "", re.sub(r"[^a-z0-9.-]+", "_", name.lower()))
+    return name if control == "cam" or control in re.split(r"[_.-]", name) else f"{name}_{control}"
+
+
+def _signature(files: Sequence[Path]) -> str:
+    """Changes when the source files do."""
+    about = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def _already_made(file: StreamedFile, overwrite: bool) -> bool:
+    """Whether nothing has to be done. Raises InputFileError for a file that would have to be replaced unasked."""
+    if overwrite or not file.path.exists():
+        return False
+    if file.finished:
+        return True
+    raise InputFileError(f"{file.path} exists and is another file than this would make; --overwrite replaces it")
+
+
+def _require_room(target: Path, conversion: Conversion) -> None:
+    """Raises InputFileError when the disk cannot take what is still to be written."""
+    folder = next(parent for parent in (target.absolute(), *target.absolute().parents) if parent.is_dir())
+    needed = sum(output.file.missing_bytes for output in conversion.outputs if not output.done)
+    free = shutil.disk_usage(folder).free
+    if needed and needed + SPARE_BYTES > free:
+        raise InputFileError(
+            f"{folder}: {gigabytes(needed)} are needed and {gigabytes(free)} are free; make room, give another folder, "
+            "or convert one part at a time with --only"
+        )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts block 2 before block 10."""
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]

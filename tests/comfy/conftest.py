@@ -1,0 +1,47 @@
+"""Tests inside a real ComfyUI, on the CPU. scripts/test runs them in .venv-comfy, apart from all others:
+``COMFYUI_DIR=... .venv-comfy/bin/python -m pytest tests/comfy``.
+
+ComfyUI's folder takes the place of this repository's on sys.path, because ``nodes`` and ``tests`` are names in both;
+the pack itself is installed in .venv-comfy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_DIR") or Path.home() / ".cache" / "lingbot-world" / "ComfyUI")
+
+if not (COMFYUI / "main.py").is_file():
+    raise pytest.UsageError(f"tests/comfy needs a ComfyUI, and {COMFYUI} is none; set COMFYUI_DIR")
+
+sys.path[:] = [str(COMFYUI), *(path for path in sys.path if Path(path).resolve() != ROOT)]
+
+from comfy.cli_args import args  # noqa: E402
+
+# Before any other module of ComfyUI is imported; they read these while they are.
+args.cpu = True
+args.base_directory = mkdtemp(prefix="comfyui-")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def base_folder() -> Iterator[Path]:
+    """ComfyUI's base directory: its own ``models`` folder and whatever it writes."""
+    yield Path(args.base_directory)
+    shutil.rmtree(args.base_directory, ignore_errors=True)
+
+
+@pytest.fixture
+def models(base_folder: Path) -> Iterator[Path]:
+    """An empty ``models`` folder that ComfyUI's loaders look into."""
+    folder = base_folder / "models"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
