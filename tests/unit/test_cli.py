@@ -33,7 +33,7 @@ from lingbot_core.cli.report import ReservedFile
 from lingbot_core.cli.route import PathRoute
 from lingbot_core.cli.threads import limit_threads, usable_cores
 from lingbot_core.engine import image as images
-from lingbot_core.engine import session as sessions
+from lingbot_core.engine import start
 from lingbot_core.engine.image import prepare_image
 from lingbot_core.engine.probe import probe
 from lingbot_core.engine.session import WorldSession
@@ -415,7 +415,7 @@ def test_without_a_verb_the_help_is_printed(capsys):
 def test_the_choices_are_those_of_the_library():
     assert get_args(SnapMode) == generate.LENGTHS
     assert images.MODES == generate.FITS
-    assert sessions.NOISES == generate.NOISES
+    assert start.NOISES == generate.NOISES
     assert get_args(controls.FirstDelta) == generate.FIRST_DELTAS
     assert ("auto", *DTYPES) == generate.DTYPE_NAMES
 

@@ -486,7 +486,7 @@ def test_without_a_window_the_cache_is_one_block_causal_forward_over_all_clean_l
     condition = small.condition.latents(0, latents.shape[1])
     prompts = [small.states({"a": 0, "b": 1}[record.prompt]) for record in records]
     expected = block_causal_keys_and_values(small.world.dit, latents, condition, rays, prompts, 3)
-    (cache,) = session._caches
+    (cache,) = session._derived.caches
     assert cache.slot_frames == tuple(range(21))
     worst = 0.0
     for layer, wanted in enumerate(expected):
