@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..engine.image import frames_to_uint8
-from ..engine.memory import estimate, require_free
 from ..engine.session import Chunk, WorldSession
 from ..engine.video import VideoWriter
 from ..engine.world import World
@@ -124,18 +123,6 @@ class _Recording:
             )
         if world.device.type == "cpu":
             limit_threads()
-        else:
-            # On the host the pages that only cache files count as taken, so that nothing can be refused there.
-            needed = estimate(
-                world.dit.config,
-                world.vae.config,
-                self.job.preset,
-                height=self.job.image.height,
-                width=self.job.image.width,
-                chunks=self.job.route.chunks,
-                dtype=world.cache_dtype,
-            )
-            require_free(needed, world.device)
         about = about_weights(self.job.layout)
         if about["trained"] is False:
             self.warnings.append(f"the weights of {world.name} are not trained: {about['note']}")

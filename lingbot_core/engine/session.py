@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..errors import (
 from ..models.dit import ChunkContext
 from ..models.vae import DecoderState
 from ..presets import Preset
-from .chunk import OnStep, denoise
+from .chunk import Chunk, OnStep, denoise
 from .derived import Derived
 from .history import ChunkRecord, History, StartRecord
 from .noise import InjectedNoise, NoiseSource, ReferenceNoise, SeededNoise
@@ -35,23 +35,6 @@ from .prompts import Prompts
 from .start import check_intrinsics, make_start, refuse_negative
 from .timing import Stopwatch
 from .world import World
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """What ``advance`` hands out.
-
-    frames: float32 [3, T, height, width] in [-1, 1] on the compute device; latents: float32 [16, frames, h, w];
-    poses: float64 [frames, 4, 4] relative poses that were used; timings: seconds per stage.
-    """
-
-    index: int
-    frames: Tensor
-    latents: Tensor
-    poses: np.ndarray
-    prompt: str
-    timings: dict[str, float]
-
 
 OnFrames = Callable[[Chunk], None]
 
