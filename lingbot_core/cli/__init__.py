@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ..errors import LingBotError
 from ..version import __version__
-from . import generate, inspect
+from . import generate, inspect, verify
 
-VERBS = (generate, inspect)
+VERBS = (generate, inspect, verify)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
