@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from ..errors import LingBotError
 from ..version import __version__
-from . import convert, generate, inspect
+from . import convert, generate, inspect, verify
 
-VERBS = (generate, convert, inspect)
+VERBS = (generate, inspect, convert, verify)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

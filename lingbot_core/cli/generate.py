@@ -126,13 +126,18 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     picture.add_argument("--save-latents", type=Path, metavar="DIR", help="write every chunk's latents as safetensors")
     picture.add_argument("--report", **file, help="the JSON report (default: beside the video)")
 
+    add_machine_arguments(parser)
+    return parser
+
+
+def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where and how exactly a model runs."""
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", type=arguments.device, default="auto", metavar="D", help="auto, cpu, cuda, cuda:N")
     machine.add_argument("--dtype", choices=DTYPE_NAMES, default="auto", help="of the transformer")
     machine.add_argument(
         "--attention", default="auto", metavar="NAME", help="auto, cudnn, flash, efficient or math; used or refused"
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

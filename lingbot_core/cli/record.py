@@ -8,6 +8,10 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..engine.image import frames_to_uint8
 from ..engine.session import Chunk, WorldSession
@@ -26,7 +30,17 @@ from .threads import limit_threads
 INTERRUPTED = "interrupted"
 
 
-def record(job: Job) -> int:
+class Observer(Protocol):
+    """Looks on while a job is recorded."""
+
+    def take(self, chunk: Chunk, frames: NDArray[np.uint8]) -> None:
+        """A new chunk, and its frames [T, H, W, 3], which are in the video already."""
+
+    def add_to(self, report: dict[str, Any]) -> None:
+        """Adds entries of JSON types to the report before it is written, however the run ended."""
+
+
+def record(job: Job, observer: Observer | None = None) -> int:
     """Runs a job; returns the exit code. What cannot even be started raises."""
     with Interrupts() as interrupts:
         for path in (job.output, job.report):
@@ -42,7 +56,7 @@ def record(job: Job) -> int:
                 crf=job.args.crf,
                 metadata=video_tags(job),
             ) as video:
-                return _Recording(job, video, report, latents, interrupts).run()
+                return _Recording(job, video, report, latents, interrupts, observer).run()
         finally:
             report.discard()
 
@@ -51,9 +65,16 @@ class _Recording:
     """The state of one run: files that are open, and what was measured."""
 
     def __init__(
-        self, job: Job, video: VideoWriter, report: ReservedFile, latents: LatentFolder | None, interrupts: Interrupts
+        self,
+        job: Job,
+        video: VideoWriter,
+        report: ReservedFile,
+        latents: LatentFolder | None,
+        interrupts: Interrupts,
+        observer: Observer | None,
     ) -> None:
         self.job, self.video, self.report, self.latents, self.interrupts = job, video, report, latents, interrupts
+        self.observer = observer
         self.measured = Measured()
         self.warnings = list(job.warnings)
         self.progress = Progress(job.route.chunks, job.frames)
@@ -94,6 +115,8 @@ class _Recording:
         elif failure is not None:
             code, self.measured.stopped = 1, f"error: {one_line(failure)}"
         report = build_report(job, world, session.history, prompts, self.warnings, self.measured)
+        if self.observer is not None:
+            self.observer.add_to(report)
         session.close()
         try:
             self.report.write(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
@@ -192,6 +215,8 @@ class _Recording:
         self.video.write(frames)
         self.measured.chunks.append({**chunk.timings, "write": time.monotonic() - begun})
         self.progress.finish_chunk(len(frames))
+        if self.observer is not None:
+            self.observer.take(chunk, frames)
         if self.latents is not None:
             self.latents.save(chunk, self._session.history.start)
         # The commit that follows serves the next chunk only.
