@@ -123,7 +123,7 @@ def inspect_model(
         missing=layout.missing,
         notes=_notes(layout),
         loads=_loads(layout, reports),
-        memory=_memory(dit, configs.get(VAE) or VAEConfig(), chosen),
+        memory=_memory(dit, configs.get(VAE) or VAEConfig(), chosen, _text_bytes(reports)),
     )
 
 
@@ -213,12 +213,28 @@ def _loads(layout: Layout, reports: list[PartReport]) -> bool:
     return not any(report.problems for report in reports)
 
 
-def _memory(dit: DiTConfig | None, vae: VAEConfig, preset: Preset | None) -> tuple[MemoryReport, ...]:
+def _text_bytes(reports: list[PartReport]) -> int:
+    """Of the text encoder in bfloat16, as it is loaded."""
+    return sum(torch.bfloat16.itemsize * report.parameters for report in reports if report.kind == TEXT)
+
+
+def _memory(
+    dit: DiTConfig | None, vae: VAEConfig, preset: Preset | None, text_encoder: int
+) -> tuple[MemoryReport, ...]:
     if dit is None or preset is None:
         return ()
     reports = []
     for size, (height, width) in SIZES.items():
-        needed = estimate(dit, vae, preset, height=height, width=width, chunks=CHUNKS, dtype=torch.bfloat16)
+        needed = estimate(
+            dit,
+            vae,
+            preset,
+            height=height,
+            width=width,
+            chunks=CHUNKS,
+            dtype=torch.bfloat16,
+            text_encoder=text_encoder,
+        )
         reports.append(MemoryReport(size, height, width, CHUNKS, _counted(needed)))
     return tuple(reports)
 

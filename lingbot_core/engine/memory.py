@@ -39,11 +39,12 @@ class MemoryEstimate:
     camera: int
     vae_states: int
     workspace: int
+    text_encoder: int = 0
 
     @property
     def weights(self) -> int:
-        """What the loaded models take; the text encoder is not counted, it runs before all this."""
-        return self.transformer + self.vae
+        """What the loaded models take."""
+        return self.transformer + self.vae + self.text_encoder
 
     @property
     def session(self) -> int:
@@ -60,6 +61,7 @@ class MemoryEstimate:
         parts = {
             "transformer": self.transformer,
             "VAE": self.vae,
+            "text encoder": self.text_encoder,
             "K/V cache": self.kv_cache,
             "prompt": self.cross,
             "camera": self.camera,
@@ -82,10 +84,11 @@ def estimate(
     cache_dtype: torch.dtype | None = None,
     vae_dtype: torch.dtype = torch.float32,
     rewind_depth: int = 0,
+    text_encoder: int = 0,
 ) -> MemoryEstimate:
     """Bytes for a picture of height x width and ``chunks`` chunks (which matter only without a window).
 
-    dtype: of the transformer's weights and activations.
+    dtype: of the transformer's weights and activations. text_encoder: its bytes on the same device.
     """
     cache_dtype = cache_dtype or dtype
     branches = 2 if preset.guided else 1
@@ -110,6 +113,7 @@ def estimate(
         # While it decodes, the state before the chunk is kept beside the new one.
         vae_states=int((encoder + decoder * (2 + rewind_depth)) * scale),
         workspace=max(forward, DECODE_COPIES * pixels, ENCODE_COPIES * pixels),
+        text_encoder=text_encoder,
     )
 
 

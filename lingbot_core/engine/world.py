@@ -126,6 +126,7 @@ class World:
             dtype=self.dit.compute_dtype,
             cache_dtype=self.cache_dtype,
             rewind_depth=rewind_depth,
+            text_encoder=0 if self.text is None else sum(p.nbytes for p in self.text.model.parameters()),
         )
 
     def require_memory(
