@@ -1,4 +1,4 @@
-# Shared by scripts/demo and scripts/test: a second environment, .venv-comfy, in which a real ComfyUI runs beside this
+# For scripts/test: a second environment, .venv-comfy, in which a real ComfyUI runs beside this
 # pack, on the CPU if need be. Sourced after _env.sh, never run.
 
 comfy_venv="$root/.venv-comfy"
@@ -12,9 +12,9 @@ comfy_left_out='^(torch|torchvision|torchaudio|comfyui-workflow-templates|comfyu
 ensure_comfy_env() {
   local comfyui="$1" python="$comfy_python" venv="$comfy_venv" base stamp
   if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
-    base="$(find_python)" || die "no Python 3.11 or newer with the venv module was found; install one and run this again"
+    base="$(find_python)" || { say "no Python 3.11 or newer with the venv module was found" && return 1; }
     say "Making .venv-comfy with $("$base" --version)"
-    "$base" -m venv --clear "$venv" || die "could not make $venv"
+    "$base" -m venv --clear "$venv" || return 1
   fi
   stamp="$("$python" -c 'import hashlib, sys; print(hashlib.sha256(b"".join(open(f, "rb").read() for f in sys.argv[1:])).hexdigest())' \
     "$root/pyproject.toml" "$root/scripts/_comfy.sh" "$comfyui/requirements.txt")"

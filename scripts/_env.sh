@@ -27,8 +27,8 @@ find_python() {
 
 pip_install() { "$python" -m pip install -qq --disable-pip-version-check "$@"; }
 
-# A plain `torch` is a CUDA build of several gigabytes on Linux x86_64. Without an NVIDIA GPU a CPU build is tried
-# first: it is there where pip's own configuration offers one.
+# A plain `torch` is a CUDA build of several gigabytes on Linux x86_64. Without an NVIDIA GPU the CPU build that the
+# tests were made with is tried first; pip finds it where its configuration names a place that has CPU builds.
 install_torch() {
   "$python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' && return 0
   if ! nvidia-smi -L >/dev/null 2>&1; then
@@ -74,16 +74,18 @@ find_comfyui() {
   fi
 }
 
-# Clones ComfyUI into the cache; fails quietly and in bounded time where there is no network.
+# Clones ComfyUI into the cache; fails in bounded time where there is no network.
 clone_comfyui() {
   local part="$comfyui_cache.part.$$" limit=()
   command -v timeout >/dev/null && limit=(timeout 180)
+  say "Cloning ComfyUI into $comfyui_cache (at most 180 seconds; set COMFYUI_DIR to use another one)"
   mkdir -p "$(dirname "$comfyui_cache")"
   if GIT_TERMINAL_PROMPT=0 ${limit[@]+"${limit[@]}"} git clone --quiet --depth 1 \
     https://github.com/comfyanonymous/ComfyUI "$part" 2>/dev/null; then
     mv "$part" "$comfyui_cache"
   else
     rm -rf "$part"
+    say "ComfyUI could not be cloned"
     return 1
   fi
 }
@@ -102,6 +104,6 @@ describe_comfyui() {
   elif [[ -n "${COMFYUI_DIR:-}" ]]; then
     printf 'NOT FOUND: COMFYUI_DIR is %s, which is no ComfyUI' "$COMFYUI_DIR"
   else
-    printf 'NOT FOUND (set COMFYUI_DIR, or put one into %s)' "$comfyui_cache"
+    printf 'NOT FOUND, and it could not be cloned (set COMFYUI_DIR, or put one into %s)' "$comfyui_cache"
   fi
 }

@@ -59,8 +59,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     more.add_argument(
         "--length",
         choices=LENGTHS,
-        help="compress: spread the path over the video as the reference does (default); cut: keep its speed and leave "
-        "the rest over; hold: keep its speed and stand still at its end",
+        help="the first NUM_FRAMES poses count. When they are no whole number of chunks, compress spreads them over "
+        "the frames that are made, as the reference does (default), cut keeps their speed and leaves the last ones "
+        "over, and hold keeps their speed and stands still at the end when there are too few",
     )
     more.add_argument(
         "--translation-unit",
@@ -98,7 +99,13 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="keep the keys and values of the last noisy step instead of a clean pass",
     )
-    recipe.add_argument("--seed", type=arguments.whole(0, arguments.SEED_LIMIT - 1), default=0, metavar="N")
+    recipe.add_argument(
+        "--seed",
+        type=arguments.whole(0, arguments.SEED_LIMIT - 1),
+        default=0,
+        metavar="N",
+        help="of the noise (default 0)",
+    )
     recipe.add_argument(
         "--noise",
         choices=NOISES,
@@ -117,7 +124,8 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "--fit",
         choices=FITS,
         default="area",
-        help="area: keep the image's shape (default; with HxW as stretch); stretch, crop or pad it to the size",
+        help="area: the image's shape, each side rounded down to a multiple of 16 (default; with HxW as stretch); or "
+        "stretch, crop or pad it to the size",
     )
     picture.add_argument("--fps", type=arguments.positive, default=16.0, metavar="X", help="of the video (default: 16)")
     picture.add_argument(

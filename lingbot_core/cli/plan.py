@@ -43,10 +43,10 @@ class LengthPlan:
         return self.poses - self.used
 
     def describe(self) -> str:
-        """One line for people, such as "133 frames asked, 129 made of 133 of 269 poses (compress)"."""
+        """One line for people, such as "133 frames asked: 129 frames from 133 of 269 poses (compress)"."""
         wish = "every pose asked" if self.asked is None else f"{self.asked} frames asked"
         held = f", the last held for {self.held} frames" if self.held else ""
-        return f"{wish}, {self.frames} made of {self.used} of {self.poses} poses ({self.length}{held})"
+        return f"{wish}: {self.frames} frames from {self.used} of {self.poses} poses ({self.length}{held})"
 
 
 def plan_length(

@@ -81,7 +81,7 @@ class _Recording:
 
     def run(self) -> int:
         """Loads, generates, closes, reports."""
-        self.progress.say(f"{self.job.args.model}: {self.job.preset.label}, {self.job.route.describe()}")
+        self.progress.say(f"model {self.job.args.model}, preset {self.job.preset.label}. {self.job.route.describe()}")
         world = self._load()
         prompts = self._encode(world)
         session = self._session = self._start(world, prompts)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lingbot_core.cli import build_parser
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -41,6 +43,9 @@ def named(chosen: list[Block]) -> list[object]:
 SCRIPTS = [b for b in blocks() if b.language == "bash" and b.commands[0][0].startswith("scripts/")]
 COMMANDS = [b for b in blocks() if b.language == "bash" and b.commands[0][0] == "lingbot-world"]
 PYTHON = [b for b in blocks() if b.language == "python"]
+# What cannot run here: an installation, and commands that need weights. Their words are checked instead.
+TEXT = [b for b in blocks() if b.language == "text"]
+INSTALLATION = ["python3 -m venv .venv", "source .venv/bin/activate", "pip install torch", "pip install -e ."]
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def run(command: list[str], cwd: Path) -> str:
 
 
 def test_every_block_is_checked_by_one_of_these_tests():
-    unchecked = [b for b in blocks() if b not in SCRIPTS + COMMANDS + PYTHON]
+    unchecked = [b for b in blocks() if b not in SCRIPTS + COMMANDS + PYTHON + TEXT]
     assert not unchecked
     assert SCRIPTS
     assert COMMANDS
@@ -80,11 +85,23 @@ def test_scripts_exist_and_know_the_options_shown(block):
 def test_command_lines_run(block, workplace):
     for words in block.commands:
         assert words[0] == "lingbot-world"
-        run([sys.executable, "-m", "lingbot_core", *words[1:]], workplace)
+        printed = run([sys.executable, "-m", "lingbot_core", *words[1:]], workplace)
+        if words[1] == "inspect":
+            assert "loads         yes" in printed
+            continue
         output = workplace / words[words.index("--output") + 1]
         video = output / "world.mp4" if words[1] == "verify" else output
         assert video.stat().st_size > 0
         assert list(video.parent.glob("*.json")), "no report beside the video"
+
+
+@pytest.mark.parametrize("block", named(TEXT))
+def test_what_cannot_run_here_has_options_that_exist(block):
+    for words in block.commands:
+        if words[0] == "lingbot-world":
+            assert build_parser().parse_args(words[1:]).verb == words[1]
+        else:
+            assert " ".join(words) in INSTALLATION
 
 
 @pytest.mark.parametrize("block", named(PYTHON))
