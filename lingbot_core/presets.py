@@ -188,8 +188,8 @@ def _validate(p: Preset) -> None:
             refuse(f"{field}={getattr(p, field)!r} must be a whole number")
     if not 1 <= p.chunk <= 64:
         refuse(f"chunk={p.chunk} must be between 1 and 64 latent frames")
-    if not (math.isfinite(p.shift) and p.shift > 0):
-        refuse(f"shift={p.shift} must be a positive number")
+    if not 0.001 <= p.shift <= 1000:
+        refuse(f"shift={p.shift} must be a number between 0.001 and 1000")
     if p.sink < 0:
         refuse(f"sink={p.sink} must not be negative")
     if p.window is None and p.sink:
@@ -199,8 +199,8 @@ def _validate(p: Preset) -> None:
             f"window={p.window} cannot hold its sink ({p.sink}) and the current chunk ({p.chunk}); it must be at least "
             f"{p.sink + p.chunk} latent frames"
         )
-    if not (math.isfinite(p.guidance_scale) and p.guidance_scale >= 1.0):
-        refuse(f"guidance_scale={p.guidance_scale} must be at least 1 (1 = off)")
+    if not 1 <= p.guidance_scale <= 1000:
+        refuse(f"guidance_scale={p.guidance_scale} must be between 1 (off) and 1000")
     match p.selection:
         case TableSteps(indices):
             if not indices or any(isinstance(i, bool) or not isinstance(i, int) for i in indices):

@@ -64,7 +64,7 @@ def denoise(
     device = contexts[0].condition.device
 
     # All of it before the first step: copying from the host in between would make the host wait for the device.
-    noise = [draw(step).to(device, torch.float32) for step in range(_draws(preset))]
+    noise = [draw(step).to(device, torch.float32) for step in range(draws(preset))]
 
     def flow_at(x: Tensor, t: float, step: int) -> Tensor:
         if on_step is not None:
@@ -87,7 +87,7 @@ def denoise(
     return Denoised(x0, last_input if preset.reuse_last_step_kv else None)
 
 
-def _draws(preset: Preset) -> int:
+def draws(preset: Preset) -> int:
     """Noise tensors a chunk needs: the first latent, and one for each re-noising of a distilled recipe."""
     return 1 if isinstance(preset.selection, UniPCSteps) else preset.steps
 

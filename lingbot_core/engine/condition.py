@@ -67,7 +67,7 @@ class ImageCondition:
                 self._encode_next()
             last = len(self._latents) - 1
             frames = torch.cat([self._latents[min(i, last)] for i in range(first, first + count)], dim=1)
-        mask = torch.zeros(MASK_CHANNELS, *frames.shape[1:], device=frames.device)
+        mask = torch.zeros(MASK_CHANNELS, *frames.shape[1:], dtype=torch.float32, device=frames.device)
         if first == 0:
             mask[:, 0] = 1
         return torch.cat([mask, frames])
@@ -75,7 +75,8 @@ class ImageCondition:
     def _encode_next(self) -> None:
         state = self._state.copy()
         if self._latents:
-            video = torch.zeros(3, TEMPORAL_STRIDE, self.height, self.width, device=self._device)
+            size = (3, TEMPORAL_STRIDE, self.height, self.width)
+            video = torch.zeros(size, dtype=torch.float32, device=self._device)
         else:
             video = self.image.pixels.unsqueeze(1).to(self._device)
         latent = self._vae.encode(video, state)

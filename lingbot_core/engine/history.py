@@ -85,6 +85,8 @@ class History:
 
     def first(self, chunks: int) -> History:
         """The first ``chunks`` chunks."""
+        if isinstance(chunks, bool) or not isinstance(chunks, int):
+            raise HistoryError(f"a number of chunks must be a whole number, not {chunks!r}")
         if not 0 <= chunks <= len(self.chunks):
             raise HistoryError(f"{chunks} chunks were asked for; this history has {len(self.chunks)}")
         return replace(self, chunks=self.chunks[:chunks])

@@ -40,6 +40,7 @@ class MemoryEstimate:
     vae_states: int
     workspace: int
     text_encoder: int = 0
+    noise: int = 0
 
     @property
     def weights(self) -> int:
@@ -49,7 +50,7 @@ class MemoryEstimate:
     @property
     def session(self) -> int:
         """What one session takes beside the weights, at its peak."""
-        return self.kv_cache + self.cross + self.camera + self.vae_states + self.workspace
+        return self.kv_cache + self.cross + self.camera + self.vae_states + self.workspace + self.noise
 
     @property
     def total(self) -> int:
@@ -67,6 +68,7 @@ class MemoryEstimate:
             "camera": self.camera,
             "VAE states": self.vae_states,
             "workspace": self.workspace,
+            "noise": self.noise,
         }
         listed = ", ".join(f"{name} {bytes_ / GIB:.1f}" for name, bytes_ in parts.items())
         return f"{self.total / GIB:.1f} GiB ({listed})"
@@ -85,10 +87,12 @@ def estimate(
     vae_dtype: torch.dtype = torch.float32,
     rewind_depth: int = 0,
     text_encoder: int = 0,
+    whole_noise: bool = False,
 ) -> MemoryEstimate:
     """Bytes for a picture of height x width and ``chunks`` chunks (which matter only without a window).
 
     dtype: of the transformer's weights and activations. text_encoder: its bytes on the same device.
+    whole_noise: the noise of all chunks is drawn at once (noise='reference').
     """
     cache_dtype = cache_dtype or dtype
     branches = 2 if preset.guided else 1
@@ -114,6 +118,7 @@ def estimate(
         vae_states=int((encoder + decoder * (2 + rewind_depth)) * scale),
         workspace=max(forward, DECODE_COPIES * pixels, ENCODE_COPIES * pixels),
         text_encoder=text_encoder,
+        noise=4 * dit.out_dim * past * (height // SPATIAL_STRIDE) * (width // SPATIAL_STRIDE) if whole_noise else 0,
     )
 
 

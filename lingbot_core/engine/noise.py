@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import LengthError
+from ..errors import LengthError, SessionError
 
 SEED_LIMIT = 2**63
 
@@ -39,7 +39,7 @@ class SeededNoise:
         """See NoiseSource; on the CPU."""
         digest = hashlib.blake2b(f"{self.seed}/{chunk}/{step}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") % SEED_LIMIT)
-        return torch.randn(self.shape, generator=generator)
+        return torch.randn(self.shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 class ReferenceNoise:
@@ -53,7 +53,7 @@ class ReferenceNoise:
 
     def __init__(self, seed: int, shape: Sequence[int], *, chunks: int, steps: int, device: torch.device) -> None:
         self.seed, self.shape, self.chunks, self.steps, self.device = seed, tuple(shape), chunks, steps, device
-        self._restart()
+        self._clip: Tensor | None = None  # drawn when it is first needed
 
     def draw(self, chunk: int, step: int) -> Tensor:
         """See NoiseSource; on the compute device. Raises LengthError beyond the declared length."""
@@ -63,13 +63,16 @@ class ReferenceNoise:
                 "beyond. Declare more at the start, or use noise='seeded'"
             )
         frames = self.shape[1]
+        if self._clip is None:
+            self._restart()
+        assert self._clip is not None
         if step == 0:
             return self._clip[:, chunk * frames : (chunk + 1) * frames]
         wanted = chunk * (self.steps - 1) + step - 1
         if wanted < self._drawn - 1:
             self._restart()
         while self._drawn <= wanted:
-            self._last = torch.randn(self.shape, generator=self._generator, device=self.device)
+            self._last = self._randn(self.shape)
             self._drawn += 1
         return self._last
 
@@ -77,9 +80,11 @@ class ReferenceNoise:
         self._generator = torch.Generator(self.device).manual_seed(self.seed)
         channels, frames, height, width = self.shape
         clip = (channels, frames * self.chunks, height, width)
-        self._clip = torch.randn(clip, generator=self._generator, device=self.device)
-        self._last = self._clip
+        self._clip = self._last = self._randn(clip)
         self._drawn: int = 0
+
+    def _randn(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self._generator, dtype=torch.float32, device=self.device)
 
 
 class InjectedNoise:
@@ -89,6 +94,14 @@ class InjectedNoise:
 
     def __init__(self, initial: Tensor, renoise: Sequence[Tensor] = ()) -> None:
         self._tensors = (initial, *renoise)
+
+    def check(self, shape: Sequence[int], count: int) -> None:
+        """Raises SessionError unless these are at least ``count`` finite tensors of ``shape``."""
+        for step, tensor in enumerate(self._tensors):
+            if not isinstance(tensor, Tensor) or tuple(tensor.shape) != tuple(shape) or not tensor.is_floating_point():
+                raise SessionError(f"injected noise of step {step} must be a floating point tensor {list(shape)}")
+        if len(self._tensors) < count:
+            raise LengthError(f"injected noise has {len(self._tensors)} tensors; this preset draws {count} a chunk")
 
     def draw(self, chunk: int, step: int) -> Tensor:
         """See NoiseSource; the chunk's number does not matter."""

@@ -11,6 +11,9 @@ from ..errors import PromptError
 from ..models.dit import CrossKV
 from .world import World
 
+# Prompts that were set but never made a chunk: kept, because controls may name them later, but not for ever.
+SPARE_PROMPTS = 32
+
 
 class Prompts:
     """States by prompt text; keys and values of the current prompt and of the negative one.
@@ -18,17 +21,20 @@ class Prompts:
     Forks share the states, which are never changed, but not the keys and values.
     """
 
-    def __init__(self, world: World, states: Mapping[str, Tensor]) -> None:
+    def __init__(self, world: World, states: Mapping[str, Tensor], negative: Tensor | None = None) -> None:
+        """states, negative: given in place of the world's own text encoder; copied."""
         self._world = world
-        self._states: dict[str, Tensor] = dict(states)
+        self._states = {prompt: _checked(prompt, given) for prompt, given in states.items()}
+        # Apart from the others: the same text may stand for other states there.
+        self._negative_states = None if negative is None else _checked("(negative)", negative)
         self._current: tuple[str, CrossKV] | None = None
         self._negative: CrossKV | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values."""
+        """Bytes of states, keys and values."""
         kept = (self._current[1] if self._current else None, self._negative)
-        return sum(cross.nbytes for cross in kept if cross is not None)
+        return sum(x.nbytes for x in (*kept, *self._states.values(), self._negative_states) if x is not None)
 
     def cross(self, prompt: str) -> CrossKV:
         """Keys and values of a prompt; encoded when it is not the current one."""
@@ -39,7 +45,9 @@ class Prompts:
     def negative(self, prompt: str) -> CrossKV:
         """Keys and values of the negative prompt, which is the same all along; encoded once."""
         if self._negative is None:
-            self._negative = self._world.dit.encode_prompt(self._states_of(prompt))
+            if self._negative_states is None:
+                self._negative_states = self._world.encode_text(prompt)
+            self._negative = self._world.dit.encode_prompt(self._negative_states.to(self._world.device))
         return self._negative
 
     def give(self, prompt: str, states: Tensor, *, used: Collection[str]) -> None:
@@ -47,6 +55,7 @@ class Prompts:
 
         A history knows a prompt by its text alone, so a used text cannot stand for other states: PromptError.
         """
+        states = _checked(prompt, states)
         known = self._states.get(prompt)
         if known is not None and prompt in used and not torch.equal(known.to(states), states):
             raise PromptError(
@@ -57,18 +66,33 @@ class Prompts:
         self._states[prompt] = states
         self._current = (prompt, cross)
 
+    def tidy(self, used: Collection[str]) -> None:
+        """Keeps the states of used prompts, which a replay needs, and of the latest others."""
+        spare = [prompt for prompt in self._states if prompt not in used]
+        for prompt in spare[:-SPARE_PROMPTS]:
+            del self._states[prompt]
+
     def fork(self) -> Prompts:
         """The same states, with keys and values of its own."""
-        return Prompts(self._world, self._states)
+        return Prompts(self._world, self._states, self._negative_states)
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._states, self._current, self._negative = {}, None, None
+        self._states, self._negative_states, self._current, self._negative = {}, None, None, None
 
     def _states_of(self, prompt: str) -> Tensor:
         if prompt not in self._states:
             self._states[prompt] = self._world.encode_text(prompt)
         return self._states[prompt].to(self._world.device)
+
+
+def _checked(prompt: str, states: Tensor) -> Tensor:
+    """A copy that nobody else can change; PromptError for what are no text states."""
+    if not isinstance(states, Tensor) or not states.is_floating_point():
+        raise PromptError(f"the text states of {_shown(prompt)} must be a floating point tensor [L, text_dim]")
+    if not torch.isfinite(states).all():
+        raise PromptError(f"the text states of {_shown(prompt)} hold NaN or infinity; encode the prompt again")
+    return states.detach().clone()
 
 
 def _shown(prompt: str) -> str:

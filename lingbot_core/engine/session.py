@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..camera.controls import CameraCarry, Controls, FirstDelta, KeyMotion, to_controls
+from ..camera.pose import check_poses
 from ..errors import (
     CameraError,
     NumericsError,
@@ -26,13 +27,13 @@ from ..errors import (
 )
 from ..models.dit import ChunkContext
 from ..models.vae import DecoderState
-from ..presets import Preset
-from .chunk import Chunk, OnStep, denoise
+from ..presets import Preset, get_preset
+from .chunk import Chunk, OnStep, denoise, draws
 from .derived import Derived
 from .history import ChunkRecord, History, StartRecord
 from .noise import InjectedNoise, NoiseSource, ReferenceNoise, SeededNoise
 from .prompts import Prompts
-from .start import check_intrinsics, make_start, refuse_negative
+from .start import check_intrinsics, check_whole, make_start, refuse_negative
 from .timing import Stopwatch
 from .world import World
 
@@ -65,7 +66,7 @@ class WorldSession:
         image: Any,
         prompt: str = "",
         *,
-        preset: Preset | None = None,
+        preset: Preset | str | None = None,
         negative_prompt: str | None = None,
         seed: int = 0,
         noise: str = "seeded",
@@ -82,13 +83,14 @@ class WorldSession:
         """Begins a world.
 
         image: a path, encoded bytes, an array or tensor, a PreparedImage or a Condition (see World.condition).
+        preset: one, or its name; None takes the world's.
         negative_prompt: None takes the preset's. noise: 'seeded', or 'reference', which needs ``chunks``, the declared
         length. translation_unit: scene units per unit of the controls (camera.controls.translation_unit resolves
         'clip', 'key' and percentiles). intrinsics: fx, fy, cx, cy in pixels of the session's picture; None: the
         default of camera.intrinsics. rewind_depth: chunks that can be taken back without a replay. prompt_states,
         negative_states: text states [L, text_dim] in place of the world's own text encoder.
         """
-        preset = preset or world.preset
+        preset = world.preset if preset is None else get_preset(preset) if isinstance(preset, str) else preset
         condition = world.condition(image)
         record = make_start(
             world,
@@ -107,17 +109,22 @@ class WorldSession:
         )
         if negative_states is not None:
             refuse_negative(preset)
-        if rewind_depth < 0:
-            raise SessionError(f"rewind_depth={rewind_depth} must be at least 0 chunks")
-        world.require_memory(preset, condition.height, condition.width, chunks=chunks or 1, rewind_depth=rewind_depth)
-        states = {}
-        if prompt_states is not None:
-            states[prompt] = prompt_states
-        if negative_states is not None:
-            states[record.negative_prompt] = negative_states
-        derived = Derived(world, condition, record, Prompts(world, states), rewind_depth=rewind_depth)
-        with torch.inference_mode():
-            derived.prompts.cross(prompt)  # a prompt that cannot be encoded is refused here, not in the first chunk
+        check_whole("rewind_depth", rewind_depth, 0)
+        world.require_memory(
+            preset,
+            condition.height,
+            condition.width,
+            chunks=chunks or 1,
+            rewind_depth=rewind_depth,
+            whole_noise=noise == "reference",
+        )
+        states = {} if prompt_states is None else {prompt: prompt_states}
+        prompts = Prompts(world, states, negative_states)
+        with _undisturbed(world.device):
+            prompts.cross(prompt)  # a prompt that cannot be encoded is refused here, not in the first chunk
+            if preset.guided:
+                prompts.negative(record.negative_prompt)
+        derived = Derived(world, condition, record, prompts, rewind_depth=rewind_depth)
         return cls(world, History(record), derived)
 
     # What can be asked at any time
@@ -194,6 +201,8 @@ class WorldSession:
             index = len(self._history)
             preset = self._history.start.preset
             self._check_controls(controls)
+            if noise is not None:
+                noise.check((self._world.dit.config.out_dim, preset.chunk, *self._derived.latent_size), draws(preset))
             watch = Stopwatch(self._world.device)
             prompt = self.prompt if controls.prompt is None else controls.prompt
             with watch.stage("prepare"):
@@ -245,12 +254,12 @@ class WorldSession:
         text, so a text that chunks were already made with cannot stand for other states: PromptError.
         """
         with self._running():
+            used = {self._history.start.prompt, *(record.prompt for record in self._history.chunks)}
             if states is not None:
-                start = self._history.start
-                used = {start.prompt, start.negative_prompt, *(record.prompt for record in self._history.chunks)}
                 self._derived.prompts.give(prompt, states, used=used)
             self._derived.prompts.cross(prompt)
             self._next_prompt = prompt
+            self._derived.prompts.tidy({*used, prompt})
 
     def rewind(self, chunks: int) -> None:
         """Keeps the first ``chunks`` chunks and forgets the rest.
@@ -280,8 +289,10 @@ class WorldSession:
             # The last chunk is in the caches only once it is committed.
             in_caches = len(self._history) - (1 if self._uncommitted else 0)
             copied = not self._stale and keep <= in_caches and self._derived.can_cut(keep)
-            decoder = None if self._stale else self._derived.decoder_at(keep, decoded=self._decoded)
             twin = WorldSession(self._world, shorter, self._derived.fork(keep, with_caches=copied))
+            # Frames that were not handed out here can be had from the twin, too.
+            twin._undecoded = self._undecoded and keep == len(self._history)
+            decoder = None if self._stale else self._derived.decoder_at(twin._decoded, decoded=self._decoded)
             if keep == len(self._history):
                 twin._next_prompt = self._next_prompt
             twin._stale = True
@@ -312,8 +323,7 @@ class WorldSession:
         try:
             if self._closed:  # by another thread, since the look above
                 raise SessionError("this session is closed; start a new one")
-            # Inference mode belongs to a thread, so it is entered here whoever calls.
-            with torch.inference_mode():
+            with _undisturbed(self._world.device):
                 yield
         finally:
             self._lock.release()
@@ -353,7 +363,8 @@ class WorldSession:
             with watch.stage("decode"):
                 frames, decoder = derived.decode(record)
         poses = record.controls.relative
-        chunk = Chunk(record.index, frames, record.latents, poses, record.prompt, watch.seconds())
+        # A copy: the history must not be changed through what is handed out.
+        chunk = Chunk(record.index, frames, record.latents.clone(), poses, record.prompt, watch.seconds())
         if undecoded and on_frames is not None:
             derived.remember_decoder(record)
             derived.decoder, self._undecoded = decoder, False
@@ -387,6 +398,9 @@ class WorldSession:
 
     def _check_controls(self, controls: Controls) -> None:
         frames = self._history.start.preset.chunk
+        if not isinstance(controls, Controls):
+            raise CameraError(f"advance takes Controls, not {type(controls).__name__}; see WorldSession.controls")
+        check_poses(controls.relative, name="controls: relative")
         if controls.relative.shape != (frames, 4, 4):
             raise CameraError(
                 f"controls hold {len(controls.relative)} poses; preset {self._history.start.preset.name} takes "
@@ -401,6 +415,13 @@ class WorldSession:
             raise CameraError(
                 "this model is steered by the camera (control 'cam') and takes no actions; leave them out"
             )
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Inference mode belongs to a thread, so it is entered whoever calls; a caller's autocast would change numbers."""
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def _noise_source(world: World, start: StartRecord, latent_size: tuple[int, int]) -> NoiseSource:

@@ -43,14 +43,17 @@ def make_start(
         raise SessionError(f"noise={noise!r} is unknown; use one of {', '.join(NOISES)}")
     if noise == "reference" and chunks is None:
         raise SessionError("noise='reference' draws the whole clip at once: declare its length with chunks=N")
-    if chunks is not None and chunks < 1:
-        raise LengthError(f"chunks={chunks} must be at least 1; leave it out for a session of open length")
+    if chunks is not None:
+        check_whole("chunks", chunks, 1)
     if negative_prompt:
         refuse_negative(preset)
-    if not (np.isfinite(translation_unit) and translation_unit > 0):
-        raise CameraError(f"translation_unit={translation_unit} must be a positive number")
-    if not (np.isfinite(fps) and fps > 0):
-        raise SessionError(f"fps={fps} must be a positive number")
+    if not _positive(translation_unit):
+        raise CameraError(
+            f"translation_unit={translation_unit!r} must be a positive number; camera.translation_unit resolves "
+            "'clip', 'key' and percentiles"
+        )
+    if not _positive(fps):
+        raise SessionError(f"fps={fps!r} must be a positive number")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEED_LIMIT:
         raise SessionError(f"seed={seed!r} must be a whole number from 0 to 2**63 - 1")
     return StartRecord(
@@ -70,6 +73,16 @@ def make_start(
         chunks=chunks,
         model=world.fingerprint,
     )
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raises LengthError unless ``value`` is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise LengthError(f"{name}={value!r} must be a whole number of at least {least}")
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and bool(np.isfinite(value) and value > 0)
 
 
 def refuse_negative(preset: Preset) -> None:

@@ -113,9 +113,16 @@ class World:
         return ImageCondition(self.vae, image, device=self.device)
 
     def estimate(
-        self, preset: Preset, height: int, width: int, *, chunks: int = 1, rewind_depth: int = 0
+        self,
+        preset: Preset,
+        height: int,
+        width: int,
+        *,
+        chunks: int = 1,
+        rewind_depth: int = 0,
+        whole_noise: bool = False,
     ) -> MemoryEstimate:
-        """Bytes that the weights and one session of this size need."""
+        """Bytes that the weights and one session of this size need; see memory.estimate."""
         return estimate(
             self.dit.config,
             self.vae.config,
@@ -126,14 +133,13 @@ class World:
             dtype=self.dit.compute_dtype,
             cache_dtype=self.cache_dtype,
             rewind_depth=rewind_depth,
+            whole_noise=whole_noise,
             text_encoder=0 if self.text is None else sum(p.nbytes for p in self.text.model.parameters()),
         )
 
-    def require_memory(
-        self, preset: Preset, height: int, width: int, *, chunks: int = 1, rewind_depth: int = 0
-    ) -> None:
-        """Raises MemoryPlanError when a session of this size does not fit beside the weights."""
-        require_free(self.estimate(preset, height, width, chunks=chunks, rewind_depth=rewind_depth), self.device)
+    def require_memory(self, preset: Preset, height: int, width: int, **session: Any) -> None:
+        """Raises MemoryPlanError when a session of this size does not fit beside the weights. session: as estimate."""
+        require_free(self.estimate(preset, height, width, **session), self.device)
 
     def encode_prompt(self, prompt: str) -> Encoded:
         """Text states of a prompt, its tokens, and whether it was too long. Raises PromptError without an encoder."""

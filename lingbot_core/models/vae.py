@@ -250,8 +250,8 @@ class WanVAE(nn.Module):
         self.decoder = Decoder(config, operations, **where)
         # Plain tensors, not buffers: they stay float32 on the CPU whatever the module is cast or moved to, and are not
         # left behind on the meta device when weights are assigned.
-        self._mean = torch.tensor(LATENT_MEAN, device="cpu").view(1, -1, 1, 1, 1)
-        self._std = torch.tensor(LATENT_STD, device="cpu").view(1, -1, 1, 1, 1)
+        self._mean = torch.tensor(LATENT_MEAN, dtype=torch.float32, device="cpu").view(1, -1, 1, 1, 1)
+        self._std = torch.tensor(LATENT_STD, dtype=torch.float32, device="cpu").view(1, -1, 1, 1, 1)
 
     @torch.no_grad()
     def encode(self, video: Tensor, state: EncoderState | None = None) -> Tensor:

@@ -103,7 +103,10 @@ class SmallWorld:
         if recipe.guided:
             options = {"negative_prompt": "ugly", "negative_states": prompt_states(5), **options}
         image = options.pop("image", self.condition)
-        return WorldSession.start(self.world, image, "a", preset=recipe, prompt_states=prompt_states(0), **options)
+        states = options.pop("prompt_states", None)
+        if states is None:
+            states = prompt_states(0)
+        return WorldSession.start(self.world, image, "a", preset=recipe, prompt_states=states, **options)
 
     controls = staticmethod(walk_controls)
     states = staticmethod(prompt_states)

@@ -215,12 +215,13 @@ def test_nbytes_counts_cache_cross_attention_decoder_and_history(small):
     session = small.start(rewind_depth=1)
     cache = 2 * 3 * 9 * 2 * 64 * 4  # k and v, layers, frames of the window, tokens of a frame, width, bytes
     cross = 2 * 3 * 12 * 64 * 4
-    assert session.nbytes == cache + cross
+    states = session._derived.prompts._states["a"].nbytes
+    assert session.nbytes == cache + cross + states
     small.steps(session, 2)
     decoder = session._derived.decoder.nbytes
     snapshot = session._derived.decoders[-1][1].nbytes
     assert decoder > 0
-    assert session.nbytes == cache + cross + decoder + snapshot + session.history.nbytes
+    assert session.nbytes == cache + cross + states + decoder + snapshot + session.history.nbytes
 
 
 # Prompt, camera, control
@@ -442,7 +443,7 @@ def test_injected_noise_is_used_and_recorded(small, walks):
         chunk = session.advance(small.controls(index, 3), noise=InjectedNoise(*_draws(index)))
         small.assert_same_chunk(chunk, walks["window"].chunks[index])
     assert [record.noise for record in session.history.chunks] == ["injected", "injected"]
-    with pytest.raises(LengthError, match="injected noise has 1 tensors; step 1 needs one more"):
+    with pytest.raises(LengthError, match="injected noise has 1 tensors; this preset draws 2 a chunk"):
         session.advance(small.controls(2, 3), noise=InjectedNoise(torch.zeros(16, 3, 2, 4)))
     assert session.state == "ready"
 
@@ -473,8 +474,8 @@ def test_reference_noise_is_the_declared_clips_also_after_going_back(small):
     ("options", "error", "message"),
     [
         ({"noise": "reference"}, SessionError, "declare its length with chunks=N"),
-        ({"noise": "reference", "chunks": 0}, LengthError, "chunks=0 must be at least 1"),
-        ({"chunks": -1}, LengthError, "chunks=-1 must be at least 1"),
+        ({"noise": "reference", "chunks": 0}, LengthError, "chunks=0 must be a whole number of at least 1"),
+        ({"chunks": -1}, LengthError, "chunks=-1 must be a whole number"),
         ({"noise": "white"}, SessionError, "noise='white' is unknown; use one of seeded, reference"),
         ({"seed": -1}, SessionError, "seed=-1 must be a whole number from 0"),
         ({"seed": 2**63}, SessionError, "must be a whole number from 0"),
@@ -483,7 +484,7 @@ def test_reference_noise_is_the_declared_clips_also_after_going_back(small):
         ({"translation_unit": float("nan")}, CameraError, "translation_unit=nan"),
         ({"first_delta": "somewhere"}, CameraError, "first_delta='somewhere' is unknown"),
         ({"intrinsics": (0.0, 1.0, 1.0, 1.0)}, CameraError, "intrinsics"),
-        ({"rewind_depth": -1}, SessionError, "rewind_depth=-1"),
+        ({"rewind_depth": -1}, LengthError, "rewind_depth=-1"),
         ({"negative_prompt": "ugly"}, PresetError, "no effect at guidance 1"),
         ({"negative_states": torch.zeros(1, 20)}, PresetError, "no effect at guidance 1"),
     ],

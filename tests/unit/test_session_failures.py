@@ -199,7 +199,9 @@ def test_a_failed_chunk_can_also_be_left_behind_or_forked(small, walks, recipe, 
         small.step(session)
     if to == "fork":
         session = session.fork()
-        if len(session.history) == 4:
+        if session.state == "failed":  # the chunk is in the history, its frames were never seen: the twin has them
+            small.assert_same_chunk(session.resume(), walk.chunks[4])
+        elif len(session.history) == 4:
             small.assert_same_chunk(small.step(session), walk.chunks[4])
     else:
         session.rewind(3)

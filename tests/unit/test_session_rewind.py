@@ -191,7 +191,7 @@ def test_replaying_every_commit_rebuilds_the_cache_slot_by_slot(small, walks, re
     for record, expected in zip(walk.session.history.chunks, walk.caches, strict=True):
         first, frames = record.index * start.preset.chunk, start.preset.chunk
         rays = camera_rays(record.controls.relative, start.intrinsics, start.height, start.width)
-        texts = [states[record.prompt], walk.session._derived.prompts._states.get("ugly")]
+        texts = [states[record.prompt], walk.session._derived.prompts._negative_states]
         contexts = []
         with torch.inference_mode():
             for cache, text in zip(caches, texts, strict=False):
