@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from ..errors import LingBotError
 from ..presets import PRESETS
 from .inspect import add_part_arguments
 from .progress import clock
+
+if TYPE_CHECKING:
+    from ..weights.convert import Conversion
 
 DTYPE_CHOICES = ("bf16", "fp16", "fp32")
 PART_CHOICES = ("dit", "text", "vae")
@@ -79,7 +84,23 @@ def run(args: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     for output in conversion.outputs:
         print(output.path)
+    if (model := _model(conversion, args.target)) is not None:
+        print(f"to use it: --model {shlex.quote(str(model))}", file=sys.stderr)
     return 0
+
+
+def _model(conversion: Conversion, target: Path) -> Path | None:
+    """What to pass as a model: the folder, when the new transformer is the only one in it, else its file."""
+    from ..weights.layout import find_layout
+
+    made = next((output.path for output in conversion.outputs if output.part == "dit"), None)
+    if made is None:
+        return None
+    try:
+        alone = find_layout(target).transformer.files == (Path(os.path.abspath(made)),)
+    except LingBotError:
+        alone = False
+    return target if alone else made
 
 
 class ByteProgress:

@@ -40,7 +40,9 @@ def add_part_arguments(parser: Any) -> None:
     parser.add_argument("--vae", metavar="PATH", help="VAE file or folder (default: beside the model)")
     parser.add_argument("--text-encoder", metavar="PATH", help="umT5 file or folder (default: beside the model)")
     parser.add_argument(
-        "--tokenizer", metavar="PATH", help="tokenizer folder or spiece.model (default: beside the model)"
+        "--tokenizer",
+        metavar="PATH",
+        help="tokenizer folder, spiece.model or tokenizer.json (default: beside the model)",
     )
 
 

@@ -14,7 +14,7 @@ from ..models.dit import CausalWanDiT, DiTConfig
 from ..models.vae import VAEConfig, WanVAE
 from ..presets import PRESETS, Preset
 from ..weights.keys import TEXT, TRANSFORMER, VAE
-from ..weights.layout import TINY, Layout, Part, find_layout, part_of_file
+from ..weights.layout import TINY, Layout, Part, existing, find_layout, part_of_file
 from ..weights.load import dit_config, problems, text_model, vae_config
 from .memory import MemoryEstimate, estimate
 
@@ -129,11 +129,10 @@ def inspect_model(
 
 def _part_alone(path: str | Path) -> Part | None:
     """The part that a path is, when it is no transformer and no model."""
-    found = Path(path).expanduser()
-    if str(path) == TINY or not found.exists():
+    if str(path) == TINY:
         return None
     try:
-        part = part_of_file(found)
+        part = part_of_file(existing(path, "model"))
     except LingBotError:
         return None
     return part if part is not None and part.kind != TRANSFORMER else None

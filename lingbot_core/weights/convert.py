@@ -6,8 +6,10 @@ it. One tensor at a time is in memory, in the dtype it is written in.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,17 +26,33 @@ from ..models.vae import VAEConfig, WanVAE
 from ..presets import PRESETS, Preset, get_preset
 from .checkpoint import Checkpoint
 from .files import DTYPES as STORED_DTYPES
-from .files import open_file
 from .keys import TEXT, TRANSFORMER, VAE
-from .layout import TOKENIZER_FOLDERS, WORDS, Layout, Part, find_layout, part_of_file
-from .load import dit_config, problems
-from .metadata import FileMetadata, write_metadata
+from .layout import (
+    TEXT_NAMES,
+    TINY,
+    TOKENIZER_FOLDERS,
+    VAE_NAMES,
+    Layout,
+    Part,
+    existing,
+    find_layout,
+    part_of_file,
+    text_name,
+    vae_name,
+    vocabulary,
+)
+from .load import dit_config, problems, vae_config
+from .metadata import FileMetadata, file_name, write_metadata
 from .stream import StreamedFile, StreamedTensor, gigabytes
+from .tokenizer import JSON, SPIECE, UMT5_VOCABULARY, locate, read_bytes, size_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPE_LABELS = {dtype: label for label, dtype in DTYPES.items()}
 PARTS = {"dit": TRANSFORMER, "text": TEXT, "vae": VAE}
 FOLDERS = {"dit": "diffusion_models", "text": "text_encoders", "vae": "vae"}
+
+# Sizes of the published umT5-xxl. Only a text encoder and a VAE of the published sizes get the published names.
+UMT5_XXL = {"vocab_size": UMT5_VOCABULARY, "d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
 
 # Room that a file system wants for itself beyond the bytes of the files.
 SPARE_BYTES = 16 << 20
@@ -120,12 +138,12 @@ def plan(
         if name == "dit":
             planned = _plan_dit(model, part, checkpoint, torch_dtype, preset)
         elif name == "text":
-            planned = _plan_text(model, checkpoint, torch_dtype, notes)
+            planned = _plan_text(model, part, checkpoint, torch_dtype, notes)
         else:
             planned = _plan_vae(model, checkpoint, torch_dtype)
         path = target / FOLDERS[name] / f"{planned.name}.safetensors"
         files = [*part.files, *planned.extra_files]
-        if any(path.resolve() == file.resolve() for file in files):
+        if any(os.path.realpath(path) == os.path.realpath(file) for file in files):
             raise InputFileError(f"{path} is the source itself; give another folder")
         streamed = StreamedFile(path, planned.tensors, planned.metadata, source=_signature(files))
         outputs.append(Output(name, streamed, DTYPE_LABELS[torch_dtype], _already_made(streamed, overwrite)))
@@ -136,12 +154,12 @@ def plan(
 
 @dataclass(frozen=True)
 class _Model:
-    """What there is to convert. parts: in the order of PARTS. words: where a spiece.model may be, the likeliest first.
-    layout: None when the source is a single part alone."""
+    """What there is to convert. parts: in the order of PARTS. tokenizers: places in which one may be, in groups, the
+    likeliest first. layout: None when the source is a single part alone."""
 
     name: str
     parts: dict[str, Part]
-    words: tuple[Path, ...]
+    tokenizers: tuple[tuple[Path, ...], ...]
     layout: Layout | None
 
 
@@ -153,23 +171,20 @@ def _open(
     tokenizer: str | Path | None,
 ) -> _Model:
     """Looks at the source. With ``only``, it may be that part alone. Raises InputFileError or WeightsError."""
-    path = Path(source).expanduser()
-    if only in ("text", "vae") and path.is_file():
+    if only in ("text", "vae") and source != TINY and (path := existing(source, "source")).is_file():
         alone = part_of_file(path)
         if alone is None or alone.kind != PARTS[only]:
             raise WeightsError(f"{path} is {f'a {alone.kind}' if alone else 'no part of a model'}, not a {PARTS[only]}")
         beside = [folder / name for folder in (path.parent, path.parent.parent) for name in TOKENIZER_FOLDERS]
-        words = [*beside, path] if tokenizer is None else [Path(tokenizer)]
-        return _Model(path.stem, {only: alone}, tuple(words), None)
+        places = ((path,), tuple(beside)) if tokenizer is None else ((existing(tokenizer, "tokenizer"),),)
+        about = alone.open().about
+        return _Model((about.source if about else None) or path.stem, {only: alone}, places, None)
     layout = find_layout(source, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer)
     found = {"dit": layout.transformer, "text": layout.text, "vae": layout.vae}
     parts = {name: part for name, part in found.items() if part is not None}
     if only is not None and only not in parts:
         layout.require(PARTS[only])
-    words = [] if layout.tokenizer is None else [layout.tokenizer]
-    if layout.text is not None and tokenizer is None:
-        words += layout.text.files
-    return _Model(layout.name, parts, tuple(words), layout)
+    return _Model(layout.name, parts, () if layout.tokenizer is None else ((layout.tokenizer,),), layout)
 
 
 @dataclass(frozen=True)
@@ -198,6 +213,8 @@ def _plan_dit(model: _Model, part: Part, checkpoint: Checkpoint, dtype: torch.dt
             control=config.control,
             config={"num_heads": config.num_heads, "text_len": config.text_len},
             source=model.name,
+            # The preset has an entry of its own, and may have been chosen anew.
+            about={key: value for key, value in model.layout.about.items() if key != "preset"},
         )
     )
     metadata["config"] = json.dumps(NOT_A_PLAIN_WAN, sort_keys=True)
@@ -216,26 +233,58 @@ NOT_A_PLAIN_WAN = {
 }
 
 
-def _plan_text(model: _Model, checkpoint: Checkpoint, dtype: torch.dtype, notes: list[str]) -> _Planned:
-    _require_fit(build_umt5(umt5_config_from_shapes(checkpoint.shapes())), checkpoint)
+def _plan_text(model: _Model, part: Part, checkpoint: Checkpoint, dtype: torch.dtype, notes: list[str]) -> _Planned:
+    sizes = umt5_config_from_shapes(checkpoint.shapes())
+    _require_fit(build_umt5(sizes), checkpoint)
     tensors = _streamed(checkpoint, dtype)
-    found = next((words for path in model.words if (words := _words(path)) is not None), None)
+    found = _find_tokenizer(model.tokenizers)
     if found is not None:
         # Last, because its length is odd and the tensors after it would not be aligned.
-        tensors.append(found[1])
-    else:
-        looked = f"in {model.words[0]}" if model.layout and model.words else f"beside {checkpoint.where}"
-        notes.append(
-            f"there is no spiece.model {looked}, and ComfyUI's CLIPLoader needs it inside the text encoder's file; get "
-            "it (google/umt5-xxl has it) and convert again with --only text --overwrite --tokenizer PATH"
-        )
+        tensors.append(_tokenizer_tensor(*found))
+    if found is None or found[1] != SPIECE:
+        looked = f"in {model.tokenizers[0][0]}" if model.layout and model.tokenizers else f"beside {checkpoint.where}"
+        notes.append(_tokenizer_note(looked, found is not None, vocabulary(part) == UMT5_VOCABULARY))
+    published = _trained(model) and all(sizes[name] == size for name, size in UMT5_XXL.items())
+    name = "umt5_xxl" if published else _other_name(text_name(model.name), TEXT_NAMES)
     metadata = write_metadata(FileMetadata(source=model.name))
-    return _Planned(f"umt5_xxl_{DTYPE_LABELS[dtype]}", tensors, metadata, () if found is None else (found[0],))
+    return _Planned(f"{name}_{DTYPE_LABELS[dtype]}", tensors, metadata, () if found is None else (found[0],))
 
 
 def _plan_vae(model: _Model, checkpoint: Checkpoint, dtype: torch.dtype) -> _Planned:
-    _require_fit(WanVAE(VAEConfig.from_state_dict(checkpoint.shapes()), device="meta"), checkpoint)
-    return _Planned("wan_2.1_vae", _streamed(checkpoint, dtype), write_metadata(FileMetadata(source=model.name)))
+    config = vae_config(checkpoint)
+    _require_fit(WanVAE(config, device="meta"), checkpoint)
+    published = _trained(model) and config == VAEConfig()
+    name = "wan_2.1_vae" if published else _other_name(vae_name(model.name), VAE_NAMES)
+    return _Planned(name, _streamed(checkpoint, dtype), write_metadata(FileMetadata(source=model.name)))
+
+
+def _trained(model: _Model) -> bool:
+    """Unless the model says that its weights are random."""
+    return model.layout is None or model.layout.about.get("trained") is not False
+
+
+def _other_name(name: str, published: Sequence[str]) -> str:
+    """A name that is not taken for a published one."""
+    names = (f"{name}.safetensors", f"{name}_bf16.safetensors")
+    taken = any(fnmatch.fnmatch(own, pattern.lower()) for own in names for pattern in published)
+    return f"other_{name}" if taken else name
+
+
+def _tokenizer_note(looked: str, inside: bool, umt5: bool) -> str:
+    """What to know of a text encoder's file that has no spiece.model inside. inside: it has a tokenizer.json."""
+    lacking = f"there is no spiece.model {looked}, and ComfyUI's CLIPLoader needs it inside the text encoder's file"
+    ours = "; its tokenizer.json is inside, and LingBot World needs no more" if inside else ""
+    if umt5:
+        return (
+            f"{lacking}{ours}; get it (google/umt5-xxl has it) and convert again with --only text --overwrite "
+            "--tokenizer PATH"
+        )
+    if inside:
+        return f"{lacking}, so that CLIPLoader cannot use this one{ours}"
+    return (
+        f"{lacking}; this one has a vocabulary of its own, which umT5's does not fit: convert again with --only text "
+        "--overwrite --tokenizer PATH of the tokenizer that belongs to it"
+    )
 
 
 def _streamed(checkpoint: Checkpoint, dtype: torch.dtype) -> list[StreamedTensor]:
@@ -248,21 +297,22 @@ def _streamed(checkpoint: Checkpoint, dtype: torch.dtype) -> list[StreamedTensor
     return [StreamedTensor(name, shapes[name], dtype, reader(name)) for name in sorted(shapes, key=_natural)]
 
 
-def _words(path: Path) -> tuple[Path, StreamedTensor] | None:
-    """The sentencepiece model of a tokenizer folder, a spiece.model, or a text encoder's file that carries one; with
-    the file it lies in."""
-    if path.is_dir():
-        path /= "spiece.model"
-    if not path.is_file():
-        return None
-    if path.suffix == ".model":
-        size, read = path.stat().st_size, lambda: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-    else:
-        file = open_file(path)
-        if WORDS not in file.entries:
-            return None
-        size, read = file.entries[WORDS].nbytes, lambda: file.read(WORDS).contiguous().view(torch.uint8)
-    return path, StreamedTensor(WORDS, (size,), torch.uint8, read)
+def _find_tokenizer(groups: Sequence[Sequence[Path]]) -> tuple[Path, str] | None:
+    """The file that holds the tokenizer, and its kind. Of one group, a spiece.model is better, because ComfyUI needs
+    it; but what is in an earlier group belongs to the text encoder more surely."""
+    for group in groups:
+        for name in (SPIECE, JSON):
+            for path in group:
+                if (file := locate(path, name)) is not None:
+                    return file, name
+    return None
+
+
+def _tokenizer_tensor(file: Path, name: str) -> StreamedTensor:
+    def read() -> torch.Tensor:
+        return torch.frombuffer(bytearray(read_bytes(file, name)), dtype=torch.uint8)
+
+    return StreamedTensor(name, (size_of(file, name),), torch.uint8, read)
 
 
 def _require_fit(module: nn.Module, checkpoint: Checkpoint) -> None:
@@ -284,7 +334,7 @@ def _model_name(layout: Layout, preset: Preset, control: str) -> str:
     files = layout.transformer.files
     names = (files[0].stem if len(files) == 1 else "", files[0].parent.name, layout.name)
     name = next((name for name in names if "lingbot" in name.lower()), f"lingbot_world_{preset.name}")
-    name = re.sub(r"([_.-](bf16|fp16|fp32|fp8\w*|scaled))+$", "", re.sub(r"[^a-z0-9.-]+", "_", name.lower()))
+    name = file_name(name)
     return name if control == "cam" or control in re.split(r"[_.-]", name) else f"{name}_{control}"
 
 
@@ -304,8 +354,10 @@ def _already_made(file: StreamedFile, overwrite: bool) -> bool:
 
 
 def _require_room(target: Path, conversion: Conversion) -> None:
-    """Raises InputFileError when the disk cannot take what is still to be written."""
-    folder = next(parent for parent in (target.absolute(), *target.absolute().parents) if parent.is_dir())
+    """Raises InputFileError when the disk cannot take what is still to be written, or the target is no folder."""
+    folder = next(parent for parent in (target.absolute(), *target.absolute().parents) if os.path.lexists(parent))
+    if not folder.is_dir():
+        raise InputFileError(f"{folder} is not a folder, or is a link that leads nowhere; give another target")
     needed = sum(output.file.missing_bytes for output in conversion.outputs if not output.done)
     free = shutil.disk_usage(folder).free
     if needed and needed + SPARE_BYTES > free:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -138,14 +141,14 @@ class PickledFile:
     def _open(self) -> dict[Any, Any]:
         try:
             # Files in PyTorch's format before 1.6 are no archives and cannot be mapped.
-            state = torch.load(self.path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(self.path))
+            with warnings.catch_warnings():
+                # For a program (TorchScript) it would advise how to run it.
+                warnings.simplefilter("ignore")
+                archive = zipfile.is_zipfile(self.path)
+                state = torch.load(self.path, map_location="cpu", weights_only=True, mmap=archive)
         except Exception as error:
             # The unpickler lets through whatever a damaged stream makes it do, of any type.
-            reason = " ".join(str(error).split())[:200]
-            raise WeightsError(
-                f"{self.path} cannot be read: it is truncated, damaged, or holds more than tensors ({reason}); get it "
-                "again"
-            ) from error
+            raise WeightsError(f"{self.path} {_why_refused(error)}") from error
         if not isinstance(state, dict):
             raise WeightsError(f"{self.path} holds {type(state).__name__} instead of a state dict")
         return state
@@ -176,6 +179,23 @@ def open_file(path: Path) -> TensorFile:
     if _is_pointer(path):
         raise WeightsError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder")
     return SafetensorsFile(path) if suffix in SAFETENSORS else PickledFile(path)
+
+
+def _why_refused(error: Exception) -> str:
+    """Why a .pth file was not read. PyTorch's own message is not repeated: it tells people how to run the file."""
+    text = " ".join(str(error).split())
+    advice = "weights_only" in text
+    unpickled = isinstance(error, pickle.UnpicklingError)
+    wanted = re.search(r"GLOBAL ([\w.]+)", text)
+    # From elsewhere than the unpickler, such advice is about TorchScript archives, which are programs.
+    if wanted or "allowlisted" in text or "unrecognized function" in text or (advice and not unpickled):
+        wish = f" (it asks for {wanted[1]})" if wanted else ""
+        return (
+            f"was refused: it holds more than tensors{wish}, and nothing in it was run; get the original file from the "
+            "publisher of the model"
+        )
+    reason = f" ({text[:200]})" if text and not advice else ""
+    return f"cannot be read: it is truncated, damaged, or no file of tensors{reason}; get it again"
 
 
 def _is_pointer(path: Path) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 
 from ..errors import WeightsError
 from ..models.text import convert_umt5_keys
+from .tokenizer import JSON
 
 TRANSFORMER, VAE, TEXT = "transformer", "VAE", "text encoder"
 
@@ -21,6 +22,9 @@ PREFIXES = {
 }
 # Behind these lie the other parts of such a file.
 NEIGHBOURS = ("first_stage_model.", "vae.", "text_encoders.", "cond_stage_model.", "model.diffusion_model.")
+
+# Plain Wan has everything but this and the cam_* layers.
+CAMERA = "patch_embedding_wancamctrl.weight"
 
 # One of the groups must be there, whole.
 _SIGNS = {
@@ -51,6 +55,12 @@ def identify(names: Collection[str]) -> str | None:
     return next((part for part in (TRANSFORMER, VAE, TEXT) if find_prefix(part, names) is not None), None)
 
 
+def is_steerable(names: Collection[str]) -> bool:
+    """Whether these are the tensors of a transformer that takes a camera, which a plain Wan does not."""
+    prefix = find_prefix(TRANSFORMER, names)
+    return prefix is not None and f"{prefix}{CAMERA}" in names
+
+
 def strip_prefix(prefix: str, names: Iterable[str]) -> dict[str, str]:
     """Name as stored -> name without the prefix; the other parts of a whole checkpoint are left out."""
     stripped = {}
@@ -69,7 +79,8 @@ def native_names(part: str, names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     if part == TEXT:
-        return {old: new for new, old in convert_umt5_keys({name: name for name in names}).items()}
+        known = {name: name for name in names if name != JSON}
+        return {old: new for new, old in convert_umt5_keys(known).items()}
     if part == VAE and "encoder.conv_in.weight" in names:
         return native_vae_names(names)
     return {name: name for name in names}
@@ -131,10 +142,10 @@ def require_part(part: str, names: Collection[str], where: str) -> str:
     """The prefix of the part, or WeightsError saying what the tensors are instead."""
     prefix = find_prefix(part, names)
     if prefix is not None:
-        if part == TRANSFORMER and f"{prefix}patch_embedding_wancamctrl.weight" not in names:
+        if part == TRANSFORMER and not is_steerable(names):
             raise WeightsError(
-                f"{where} is a plain Wan transformer: {prefix}patch_embedding_wancamctrl.weight and the cam_* layers "
-                "of its blocks are missing, so no camera can steer it; LingBot-World-Fast is needed"
+                f"{where} is a plain Wan transformer: {prefix}{CAMERA} and the cam_* layers of its blocks are missing, "
+                "so no camera can steer it; LingBot-World-Fast is needed"
             )
         return prefix
     other = identify(names)

@@ -2,25 +2,29 @@
 
 Known are the published folders of v1 (the transformer in ``lingbot_world_fast``, the rest beside it as .pth) and of v2
 (``transformers``, ``transformer_causal``), component folders in the manner of diffusers (the embedded tiny model is
-one), and single files as ComfyUI keeps them. Every part may also be given by a path of its own.
+one), single files as ComfyUI keeps them, and ComfyUI's folder of models when it holds one of ours. Every part may also
+be given by a path of its own.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputFileError, PresetError, WeightsError
+from ..errors import InputFileError, LingBotError, PresetError, WeightsError
 from ..presets import PRESETS, Preset
 from .checkpoint import Checkpoint
-from .evidence import Evidence, find_preset, refuse_base
+from .evidence import REFUSED_NAMES, Evidence, find_preset, refuse_base
 from .files import PICKLED, SAFETENSORS, open_file
-from .keys import TEXT, TRANSFORMER, VAE, identify
+from .keys import TEXT, TRANSFORMER, VAE, identify, is_steerable
+from .metadata import file_name
+from .tokenizer import FILES, UMT5_VOCABULARY, inside
 
 TINY = "tiny"
 EMBEDDED_TINY = Path(__file__).resolve().parent.parent / "assets" / "tiny"
@@ -30,11 +34,11 @@ BASE_FOLDERS = ("low_noise_model", "high_noise_model")
 VAE_NAMES = ("Wan2.1_VAE.pth", "Wan2.1_VAE.safetensors", "wan_2.1_vae.safetensors", "Wan2_1_VAE_*.safetensors")
 TEXT_NAMES = ("models_t5_umt5-xxl-enc-bf16.pth", "models_t5_umt5-xxl-enc-bf16.safetensors", "umt5[-_]xxl*.safetensors")
 TOKENIZER_FOLDERS = ("tokenizer", "google/umt5-xxl", "umt5-xxl")
-TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
-# The tensor of bytes in which ComfyUI's text encoders carry their spiece.model.
-WORDS = "spiece_model"
 # ComfyUI's names.
 TEXT_FOLDERS = ("text_encoders", "clip")
+MODEL_FOLDERS = ("diffusion_models", "unet")
+# How deep in them models are looked for.
+DEPTHS = ("*", "*/*", "*/*/*")
 # Where v1's README puts the model that its other parts come from.
 DIFFUSERS_FILE = "diffusion_pytorch_model"
 V1_BASE = ("lingbot-world-base-cam", "lingbot-world-base-act")
@@ -66,10 +70,10 @@ class Part:
 class Layout:
     """The parts of one model on disk; None for those that are not there.
 
-    tokenizer: a folder, a spiece.model, or a text encoder's file with one inside.
+    tokenizer: a folder, a spiece.model, a tokenizer.json, or a text encoder's file with one of them inside.
     what: the kind of layout, for people. base: the folder in which missing parts are looked for. native_area: pixels of
-    a picture at the size the model was made for, when it says so. about: the world.json of an embedded model. notes:
-    what else is worth knowing.
+    a picture at the size the model was made for, when it says so. about: what the model says of itself: its world.json,
+    or what was carried over from it into the metadata of a converted file. notes: what else is worth knowing.
     """
 
     name: str
@@ -107,9 +111,15 @@ class Layout:
                 f"put models_t5_umt5-xxl-enc-bf16.pth or umt5_xxl_fp16.safetensors into {self._place(*TEXT_FOLDERS)}, "
                 "or give it with --text-encoder"
             )
-        if self.tokenizer is None:
+        if self.tokenizer is None and vocabulary(self.text) == UMT5_VOCABULARY:
             advice["tokenizer"] = f"put the folder google/umt5-xxl into {self.base}, or give it with --tokenizer"
-        return {part: f"{text} ({SOURCE})" for part, text in advice.items()}
+        said = {part: f"{text} ({SOURCE})" for part, text in advice.items()}
+        if self.tokenizer is None and "tokenizer" not in advice:
+            said["tokenizer"] = (
+                "this text encoder has a vocabulary of its own, which umT5's tokenizer does not fit; put its own "
+                f"tokenizer folder, called tokenizer, into {self.base}, or give it with --tokenizer"
+            )
+        return said
 
     def _place(self, *names: str) -> Path:
         return next((self.base / name for name in names if (self.base / name).is_dir()), self.base)
@@ -136,38 +146,45 @@ def find_layout(
 ) -> Layout:
     """Looks at a folder, a single file, or at the embedded model for ``tiny``; only headers are read.
 
-    vae, text_encoder: a file or folder each; tokenizer: a folder, a spiece.model, or a text encoder's file that has one
-    inside; to be used instead of what lies beside the model.
+    vae, text_encoder: a file or folder each; tokenizer: a folder, a spiece.model, a tokenizer.json, or a text encoder's
+    file that has one of them inside; to be used instead of what lies beside the model.
     Raises InputFileError or WeightsError.
     """
     root = (
-        EMBEDDED_TINY if str(model) == TINY else _existing(model, "model", f"; give a LingBot-World model, or {TINY!r}")
+        EMBEDDED_TINY if str(model) == TINY else existing(model, "model", f"; give a LingBot-World model, or {TINY!r}")
     )
     refuse_base([root, root.parent])
     found = _single_file(root) if root.is_file() else _folder(root)
-    about = _json(found.base / "world.json")
+    world = _json(found.base / "world.json")
     checkpoint = found.part.open()
+    own = checkpoint.about
+    about = {**world, **(own.about if own else {})}
     evidence = find_preset(
-        about=about,
-        metadata=checkpoint.about,
+        about=world,
+        metadata=own,
         names=found.names,
         config=found.part.config,
         index=_json(found.base / "model_index.json"),
         scheduler=_json(found.base / "scheduler" / "scheduler_config.json"),
     )
     places = _places(found.base, found.part.files[0].parent)
-    text = _find_text(places) if text_encoder is None else _given(TEXT, _existing(text_encoder, "text encoder"))
-    words = _find_tokenizer(places) if tokenizer is None else _existing(tokenizer, "tokenizer")
+    source = own.source if own else None
+    text = _find_text(places, source) if text_encoder is None else _given(TEXT, existing(text_encoder, "text encoder"))
+    if tokenizer is not None:
+        words: Path | None = existing(tokenizer, "tokenizer")
+    else:
+        # The one inside belongs to the text encoder; a folder beside it may be another model's.
+        words = (None if text is None else inside(text.files)) or _find_tokenizer(places)
     return Layout(
         name=str(about.get("name", found.name)),
         what=found.what,
         base=found.base,
         transformer=found.part,
-        vae=_find_vae(places) if vae is None else _given(VAE, _existing(vae, "VAE")),
+        vae=_find_vae(places, source) if vae is None else _given(VAE, existing(vae, "VAE")),
         text=text,
-        tokenizer=words or _words_inside(text),
+        tokenizer=words,
         evidence=evidence,
-        native_area=about.get("native_area"),
+        native_area=_area(about, found.part.files[0]),
         about=about,
         notes=found.notes,
     )
@@ -186,22 +203,27 @@ class _Found:
 
 
 def _folder(root: Path) -> _Found:
-    inside = [name for name in TRANSFORMER_FOLDERS if (root / name).is_dir()]
-    if inside:
-        folder, base = root / inside[0], root
-        what = _WHAT[inside[0]]
+    within = [name for name in TRANSFORMER_FOLDERS if (root / name).is_dir()]
+    if within:
+        folder, base = root / within[0], root
+        what = _WHAT[within[0]]
     elif refused := [root / name for name in BASE_FOLDERS if (root / name).is_dir()]:
         refuse_base(refused)
+    elif root.name == MODEL_FOLDERS[0] and not (root / "config.json").is_file():
+        return _models(root.parent)
+    elif any((root / name).is_dir() for name in MODEL_FOLDERS):
+        return _models(root)
     elif _tensor_files(root):
         folder, base = root, root.parent
         what = _WHAT.get(root.name, "folder of a transformer alone")
     else:
         raise WeightsError(
-            f"{root}: no transformer found; looked for *.safetensors in it and in {', '.join(TRANSFORMER_FOLDERS)}"
+            f"{root}: no transformer found; looked for *.safetensors in it and in "
+            f"{', '.join((*TRANSFORMER_FOLDERS, MODEL_FOLDERS[0]))}"
         )
     if base == EMBEDDED_TINY:
         what = "the embedded model"
-    notes = [f"{root / name} is another transformer; give that folder to use it" for name in inside[1:]]
+    notes = [f"{root / name} is another transformer; give that folder to use it" for name in within[1:]]
     part = Part(TRANSFORMER, _tensors(folder), _json(folder / "config.json"))
     names = [folder, *([] if folder == base else [base])]
     if root.parent.name == "snapshots":
@@ -215,6 +237,40 @@ def _folder(root: Path) -> _Found:
     return _Found(base.name, what, base, part, tuple(names), tuple(notes))
 
 
+def _models(root: Path) -> _Found:
+    """ComfyUI's folder of all models, when exactly one of them is ours; those of other kinds are passed over."""
+    found: list[Path] = []
+    refused: list[Path] = []
+    unreadable: list[Path] = []
+    for path in _transformer_files(root):
+        try:
+            ours = is_steerable(open_file(path).entries)
+        except LingBotError:
+            unreadable.append(path)
+            continue
+        if ours:
+            (refused if any(name in path.name.lower() for name in REFUSED_NAMES) else found).append(path)
+    if len(found) == 1:
+        return replace(_single_file(found[0]), base=root, what="ComfyUI's folder of models")
+    if found:
+        raise InputFileError(
+            f"{root} holds {len(found)} LingBot-World transformers; name one of them: {', '.join(map(str, found))}"
+        )
+    refuse_base(refused)
+    broken = f" ({', '.join(path.name for path in unreadable)} cannot be read)" if unreadable else ""
+    raise WeightsError(
+        f"{root}: no *.safetensors file in {root / MODEL_FOLDERS[0]} is a LingBot-World transformer{broken}; put one "
+        "there, or give a model's own folder or file"
+    )
+
+
+def _transformer_files(root: Path) -> list[Path]:
+    """Safetensors files in ComfyUI's folders of transformers, sorted, each once whatever links lead to it."""
+    files = [path for name in MODEL_FOLDERS for depth in DEPTHS for path in (root / name).glob(depth)]
+    files = [path for path in files if path.suffix.lower() in SAFETENSORS and path.is_file()]
+    return sorted({os.path.realpath(path): path for path in reversed(files)}.values())
+
+
 def _single_file(file: Path) -> _Found:
     if _SHARD.fullmatch(file.name):
         raise InputFileError(f"{file} is one of several shards; give its folder {file.parent}")
@@ -225,7 +281,7 @@ def _single_file(file: Path) -> _Found:
     part = Part(TRANSFORMER, (file,))
     base = file.parent
     for parent in list(file.parents)[:4]:
-        if parent.name in ("diffusion_models", "unet", "checkpoints"):
+        if parent.name in (*MODEL_FOLDERS, "checkpoints"):
             base = parent.parent
             break
     return _Found(file.stem, "single file, as ComfyUI keeps them", base, part, (file, file.parent))
@@ -238,32 +294,55 @@ def _places(base: Path, files: Path) -> list[Path]:
     return [base, *inside, files, base.parent, *beside]
 
 
-def _find_vae(places: Sequence[Path]) -> Part | None:
+def _find_vae(places: Sequence[Path], source: str | None = None) -> Part | None:
+    """source: what a converted transformer was made from, whose other parts may have its name."""
     folder = places[0] / "vae"
     # ComfyUI's folder of the same name holds the VAEs of all models, but has no transformer's folder beside it.
     if _tensor_files(folder) and any((places[0] / name).is_dir() for name in TRANSFORMER_FOLDERS):
         return Part(VAE, _tensors(folder), _json(folder / "config.json"))
-    file = _first(places, VAE_NAMES)
+    own = () if source is None else (f"{vae_name(source)}.safetensors",)
+    file = _first(places, own) or _first(places, VAE_NAMES)
     return None if file is None else Part(VAE, (file,))
 
 
-def _find_text(places: Sequence[Path]) -> Part | None:
+def _find_text(places: Sequence[Path], source: str | None = None) -> Part | None:
+    """source: as for the VAE."""
     folder = places[0] / "text_encoder"
     if _tensor_files(folder):
         return Part(TEXT, _tensors(folder), _json(folder / "config.json"))
-    file = _first(places, TEXT_NAMES)
+    own = () if source is None else (f"{text_name(source)}_*.safetensors",)
+    file = _first(places, own) or _first(places, TEXT_NAMES)
     return None if file is None else Part(TEXT, (file,))
 
 
 def _find_tokenizer(places: Sequence[Path]) -> Path | None:
     folders = (place / name for place in places for name in TOKENIZER_FOLDERS)
-    return next((folder for folder in folders if any((folder / name).is_file() for name in TOKENIZER_FILES)), None)
+    return next((folder for folder in folders if any((folder / name).is_file() for name in FILES.values())), None)
 
 
-def _words_inside(text: Part | None) -> Path | None:
-    """The text encoder's file when it carries its sentencepiece model, as ComfyUI's do."""
-    files = [] if text is None else text.files
-    return next((file for file in files if WORDS in open_file(file).entries), None)
+def text_name(model: str) -> str:
+    """What a text encoder of other sizes than the published one's is called, without dtype and suffix."""
+    return f"{file_name(model).removesuffix('_text_encoder')}_text_encoder"
+
+
+def vae_name(model: str) -> str:
+    """The same of a VAE."""
+    return f"{file_name(model).removesuffix('_vae')}_vae"
+
+
+def vocabulary(text: Part | None) -> int:
+    """Tokens that a text encoder knows; umT5's when there is none, or none that can be read."""
+    try:
+        return UMT5_VOCABULARY if text is None else text.open().shapes()["shared.weight"][0]
+    except (LingBotError, LookupError):
+        return UMT5_VOCABULARY
+
+
+def _area(about: Mapping[str, Any], file: Path) -> int | None:
+    area = about.get("native_area")
+    if area is not None and (isinstance(area, bool) or not isinstance(area, int) or area < 1):
+        raise WeightsError(f"{file}: the model's native_area {area!r} must be a whole number of pixels above 0")
+    return area
 
 
 def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
@@ -349,11 +428,20 @@ def _shards_of_names(names: set[str]) -> set[str]:
     return set()
 
 
-def _existing(path: str | Path, what: str, hint: str = "") -> Path:
-    # The name counts, so links are not followed.
-    found = Path(os.path.abspath(Path(path).expanduser()))
-    if not found.exists():
-        raise InputFileError(f"{what} {str(path)!r} does not exist{hint}")
+def existing(path: str | Path, what: str, hint: str = "") -> Path:
+    """The absolute path of what is there. Raises InputFileError saying ``what`` is missing or cannot be reached."""
+    try:
+        # The name counts, so links are not followed.
+        found = Path(os.path.abspath(Path(path).expanduser()))
+        found.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InputFileError(f"{what} {str(path)!r} is a loop of symbolic links; mend the link") from None
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise InputFileError(f"{what} {str(path)!r} does not exist{hint}") from None
+        raise InputFileError(f"{what} {str(path)!r} cannot be reached: {error.strerror}") from None
+    except (RuntimeError, ValueError) as error:  # an unknown home such as ~nobody, and a NUL in the name
+        raise InputFileError(f"{what} {str(path)!r} cannot be a path: {error}") from None
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +17,11 @@ from torch import nn
 from ..errors import WeightsError
 from ..models.attention import sdpa
 from ..models.dit import CausalWanDiT, DiTConfig
-from ..models.spiece import SentencePieceTokenizer
-from ..models.text import TextEncoder, build_umt5, load_tokenizer, umt5_config_from_shapes
+from ..models.text import TextEncoder, build_umt5, umt5_config_from_shapes
 from ..models.vae import VAEConfig, WanVAE
 from .checkpoint import Checkpoint
-from .files import open_file
-from .layout import WORDS, Layout
+from .layout import Layout
+from .tokenizer import read_tokenizer
 
 HEAD_DIM = 128
 TEXT_LEN = 512
@@ -196,18 +194,6 @@ def load_text(
     model = text_model(checkpoint, layout.text.config, dtype=dtype)
     fill(model, checkpoint, device=device, dtype=dtype, progress=progress)
     return TextEncoder(model, tokenizer, max_tokens=max_tokens, device=device)
-
-
-def read_tokenizer(path: Path) -> Any:
-    """From a folder, a spiece.model, or a text encoder's file that carries one. Raises InputFileError, WeightsError."""
-    if path.is_dir():
-        return load_tokenizer(path)
-    if path.suffix == ".model":
-        return SentencePieceTokenizer(path.read_bytes(), str(path))
-    file = open_file(path)
-    if WORDS not in file.entries:
-        raise WeightsError(f"{path} carries no tokenizer ({WORDS}); give the folder google/umt5-xxl")
-    return SentencePieceTokenizer(file.read(WORDS).contiguous().view(torch.uint8).numpy().tobytes(), str(path))
 
 
 def stored_bytes(layout: Layout) -> int:

@@ -38,8 +38,8 @@ CONFIG = {"num_heads": 2, "text_len": 12}
 WORDS = bytes(range(256)) + b"odd"
 
 DIT = "diffusion_models/lingbot_world_fast_bf16.safetensors"
-TEXT = "text_encoders/umt5_xxl_bf16.safetensors"
-VAE = "vae/wan_2.1_vae.safetensors"
+TEXT = "text_encoders/model_text_encoder_bf16.safetensors"
+VAE = "vae/model_vae.safetensors"
 
 
 def made_up(
@@ -208,7 +208,11 @@ def test_diffusers_folders_give_the_same_files_as_the_published_ones(whole, tmp_
     source = diffusers_folder(tmp_path / "lingbot-world-fast")
     assert main(["convert", str(source), str(tmp_path / "out")]) == 0
     made = contents(tmp_path / "out")
-    assert made.keys() == {DIT.replace("lingbot_world_fast", "lingbot-world-fast"), TEXT, VAE}
+    assert made.keys() == {
+        DIT.replace("lingbot_world_fast", "lingbot-world-fast"),
+        TEXT.replace("model", "lingbot-world-fast"),
+        VAE.replace("model", "lingbot-world-fast"),
+    }
     for name, path in zip(sorted(whole), sorted(made), strict=True):
         assert data_of(made[path]) == data_of(whole[name])
 
@@ -237,7 +241,9 @@ def test_converted_files_convert_again_without_loss(whole, source, tmp_path):
 
 def test_a_vae_alone_can_be_the_source(source, tmp_path):
     assert main(["convert", str(source / "Wan2.1_VAE.pth"), str(tmp_path), "--only", "vae"]) == 0
-    assert_same(load_file(tmp_path / VAE), vae())
+    # Of small sizes, so not under a name that is taken for the published one.
+    assert contents(tmp_path).keys() == {"vae/other_wan2.1_vae.safetensors"}
+    assert_same(load_file(tmp_path / "vae" / "other_wan2.1_vae.safetensors"), vae())
     with pytest.raises(WeightsError, match="is a VAE, not a text encoder"):
         convert.plan(source / "Wan2.1_VAE.pth", tmp_path, only="text")
 
@@ -246,8 +252,48 @@ def test_a_missing_tokenizer_file_is_said(source, tmp_path, capsys):
     alone = tmp_path / "t5.pth"
     torch.save(text(), alone)
     assert main(["convert", str(alone), str(tmp_path), "--only", "text"]) == 0
-    assert "spiece.model" in capsys.readouterr().err
-    assert_same(load_file(tmp_path / TEXT), cast(hf_names(text()), torch.bfloat16))
+    said = capsys.readouterr().err
+    assert "no spiece.model beside" in said
+    assert "a vocabulary of its own" in said
+    assert "google/umt5-xxl" not in said
+    made = load_file(tmp_path / "text_encoders" / "t5_text_encoder_bf16.safetensors")
+    assert_same(made, cast(hf_names(text()), torch.bfloat16))
+
+
+def test_a_text_encoder_of_umt5s_sizes_has_its_name_and_is_told_where_the_tokenizer_is(tmp_path, monkeypatch):
+    usage = convert.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(convert.shutil, "disk_usage", lambda folder: usage._replace(free=10**12))
+    full = sparse(tmp_path / "t5.safetensors", PUBLISHED["umt5_xxl_enc_pth"]["shapes"])
+    planned = convert.plan(full, tmp_path, only="text")
+    assert planned.outputs[0].path.name == "umt5_xxl_bf16.safetensors"
+    assert "get it (google/umt5-xxl has it)" in planned.notes[0]
+    full = sparse(tmp_path / "v.safetensors", PUBLISHED["wan21_vae_pth"]["shapes"])
+    assert convert.plan(full, tmp_path, only="vae").outputs[0].path.name == "wan_2.1_vae.safetensors"
+
+
+def sparse(path: Path, shapes: Mapping[str, list[int]]) -> Path:
+    """A file of bfloat16 that takes no room."""
+    end, header = 0, {}
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * torch.Size(shape).numel()
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    head = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end)
+    return path
+
+
+@pytest.mark.parametrize("place", ["beside", "inside"])
+def test_the_tokenizer_of_a_whole_model_comes_along_wherever_it_is(source, whole, tmp_path, place):
+    model = source
+    if place == "inside":
+        assert main(["convert", str(source), str(tmp_path / "models")]) == 0
+        model = tmp_path / "models"
+        assert find_layout(model).tokenizer == model / TEXT
+    assert main(["convert", str(model), str(tmp_path / "again"), "--only", "text"]) == 0
+    [made] = (tmp_path / "again").rglob("*.safetensors")
+    assert bytes(load_file(made)["spiece_model"].tolist()) == WORDS
 
 
 @pytest.mark.parametrize("place", ["inside", "given"])

@@ -12,7 +12,7 @@ import torch
 from lingbot_core.engine.world import World
 from lingbot_core.errors import InputFileError, WeightsError
 from lingbot_core.weights.layout import find_layout
-from lingbot_core.weights.load import read_tokenizer
+from lingbot_core.weights.tokenizer import read_tokenizer
 
 PROMPTS = ("a cat walks through the tall grass", "", "  two   spaces", "naïve 世界, 3.5 m")
 
