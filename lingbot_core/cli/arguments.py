@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from pathlib import Path
 
 SEED_LIMIT = 2**63
 NAMED_SIZES = ("480p", "720p")
 
 Size = str | tuple[int, int]
+
+
+def path(text: str) -> Path:
+    """A path; nothing at all would be the current folder."""
+    if not text:
+        raise ArgumentTypeError("the path is empty; name a file or folder")
+    return Path(text)
+
+
+def file_to_write(text: str) -> Path:
+    """The path of a file, which does not end like that of a folder."""
+    if text.endswith((os.sep, os.altsep or os.sep)):
+        raise ArgumentTypeError(f"{text!r} is a folder; name a file in it")
+    return path(text)
 
 
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:

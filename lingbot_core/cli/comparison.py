@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ class StoredRun:
         Raises InputFileError for what cannot be read, HistoryError naming every setting that keeps it from being
         compared with ``job``.
         """
+        if os.path.exists(file) and not os.path.isfile(file):
+            raise InputFileError(f"--against {file} is not a regular file; name a report.json")
         try:
             report = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:

@@ -67,7 +67,11 @@ def run(args: argparse.Namespace) -> int:
     )
     for output in conversion.outputs:
         if output.done:
-            print(f"{output.path} is there already (--overwrite makes it anew)", file=sys.stderr)
+            print(
+                f"{output.path} is there already, made from this source; its values were not read again (--overwrite "
+                "makes it anew)",
+                file=sys.stderr,
+            )
     try:
         with Interrupts(), ByteProgress(2 * conversion.nbytes) as progress:
             conversion.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..presets import PRESETS
@@ -27,7 +26,8 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Makes a video chunk by chunk, and a JSON report beside it. Ctrl-C keeps the frames made so far.",
         allow_abbrev=False,
     )
-    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+    file: dict[str, Any] = {"type": arguments.path, "metavar": "FILE"}
+    made: dict[str, Any] = {"type": arguments.file_to_write, "metavar": "FILE"}
 
     need = parser.add_argument_group("what is needed")
     need.add_argument(
@@ -35,7 +35,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     need.add_argument("--image", required=True, **file, help="the start image")
     need.add_argument("--prompt", required=True, help="what the world is; may be empty")
-    need.add_argument("--output", required=True, **file, help="the video, an mp4 file; an existing one is replaced")
+    need.add_argument(
+        "--output", required=True, **made, help="the video, NAME.mp4; an existing one is replaced by the first chunk"
+    )
 
     add_part_arguments(parser.add_argument_group("parts of the model that do not lie beside it"))
 
@@ -43,7 +45,10 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     one = camera.add_mutually_exclusive_group(required=True)
     one.add_argument("--action-string", metavar="KEYS", help="keys and video frames, such as w-10,iw-15,none-10")
     one.add_argument(
-        "--action-path", type=Path, metavar="DIR", help="folder with poses.npy, intrinsics.npy (and action.npy)"
+        "--action-path",
+        type=arguments.path,
+        metavar="DIR",
+        help="folder with poses.npy, intrinsics.npy (and action.npy)",
     )
     one.add_argument("--poses", **file, help="poses [N, 4, 4], camera to world, OpenCV axes, one per video frame")
     one.add_argument("--events", **file, help="event script: JSON lines, one chunk each")
@@ -131,8 +136,13 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     picture.add_argument(
         "--crf", type=arguments.positive, default=17.0, metavar="X", help="1 (best) to 51 (default: 17)"
     )
-    picture.add_argument("--save-latents", type=Path, metavar="DIR", help="write every chunk's latents as safetensors")
-    picture.add_argument("--report", **file, help="the JSON report (default: beside the video)")
+    picture.add_argument(
+        "--save-latents",
+        type=arguments.path,
+        metavar="DIR",
+        help="write every chunk's latents as safetensors; those of an earlier run in it are removed",
+    )
+    picture.add_argument("--report", **made, help="the JSON report (default: beside the video)")
 
     add_machine_arguments(parser)
     return parser

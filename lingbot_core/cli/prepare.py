@@ -13,10 +13,11 @@ from ..camera.keys import KEY_STEPS
 from ..camera.units import translation_unit
 from ..engine.events import parse_events
 from ..engine.image import RESOLUTIONS, PreparedImage, prepare_image
-from ..errors import InputFileError, LengthError, PresetError, PromptError
+from ..errors import LengthError, PresetError, PromptError
 from ..presets import Preset, get_preset
 from ..weights.keys import TEXT, VAE
 from ..weights.layout import Layout, find_layout
+from .outputs import choose_outputs
 from .plan import plan_length, plan_script
 from .route import (
     Intrinsics,
@@ -71,8 +72,8 @@ def prepare(args: argparse.Namespace) -> Job:
     """Reads and checks every input but the weights; raises LingBotError naming what is wrong."""
     _check_text("--prompt", args.prompt)
     _check_text("--negative-prompt", args.negative_prompt)
-    output, report = _outputs(args)
     layout = find_layout(args.model, vae=args.vae, text_encoder=args.text_encoder, tokenizer=args.tokenizer)
+    output, report = choose_outputs(args, layout)
     layout.require(VAE, TEXT, "tokenizer")
     preset = choose_preset(layout, args)
     route = open_route(args, preset)
@@ -149,23 +150,6 @@ def _image(args: argparse.Namespace, layout: Layout) -> PreparedImage:
     size = args.size if isinstance(args.size, tuple) else None
     area = RESOLUTIONS[args.size] if isinstance(args.size, str) else layout.native_area or RESOLUTIONS["480p"]
     return prepare_image(args.image, size=size, area=area, mode=args.fit)
-
-
-def _outputs(args: argparse.Namespace) -> tuple[Path, Path]:
-    """Where video and report go; neither may be one of the inputs or each other."""
-    output = args.output
-    if not output.name:
-        raise InputFileError(f"--output {output} is a folder; name a video file in it, such as world.mp4")
-    report = args.report or output.with_suffix(".json")
-    written = {"--output": output, "--report": report}
-    read = {name: getattr(args, name) for name in ("image", "poses", "intrinsics", "events")}
-    if output.resolve() == report.resolve():
-        raise InputFileError(f"{output}: video and report cannot be one file; name another --report")
-    for name, path in written.items():
-        for other, source in read.items():
-            if source is not None and path.resolve() == source.resolve():
-                raise InputFileError(f"{path} is the input --{other} and would be overwritten; name another {name}")
-    return output, report
 
 
 def _unit_rule(rule: str) -> str:

@@ -46,19 +46,19 @@ def record(job: Job, observer: Observer | None = None) -> int:
         for path in (job.output, job.report):
             _make_folder(path.parent)
         latents = None if job.args.save_latents is None else LatentFolder(job.args.save_latents)
-        report = ReservedFile(job.report, reserved_size(job.route.chunks))
-        try:
-            with VideoWriter(
-                job.output,
-                width=job.image.width,
-                height=job.image.height,
-                fps=job.args.fps,
-                crf=job.args.crf,
-                metadata=video_tags(job),
-            ) as video:
+        with VideoWriter(
+            job.output,
+            width=job.image.width,
+            height=job.image.height,
+            fps=job.args.fps,
+            crf=job.args.crf,
+            metadata=video_tags(job),
+        ) as video:
+            report = ReservedFile(job.report, reserved_size(job.route.chunks))
+            try:
                 return _Recording(job, video, report, latents, interrupts, observer).run()
-        finally:
-            report.discard()
+            finally:
+                report.discard()
 
 
 class _Recording:
@@ -213,6 +213,8 @@ class _Recording:
         begun = time.monotonic()
         frames = frames_to_uint8(chunk.frames)
         self.video.write(frames)
+        if self.video.published:
+            self.report.remove_earlier()
         self.measured.chunks.append({**chunk.timings, "write": time.monotonic() - begun})
         self.progress.finish_chunk(len(frames))
         if self.observer is not None:

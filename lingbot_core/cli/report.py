@@ -17,6 +17,7 @@ import torch
 
 from ..camera.units import step_statistics
 from ..engine.history import History
+from ..engine.video import PartFile
 from ..engine.world import World
 from ..errors import InputFileError, LingBotError
 from ..models.text import Encoded
@@ -42,40 +43,41 @@ class Measured:
 class ReservedFile:
     """A file whose room is taken before the run, so that a full disk cannot keep the report from being written.
 
-    Until :meth:`write` the room is in FILE.part, and FILE is as it was.
+    Until :meth:`write` the room is in FILE.part (see PartFile), and FILE is as it was. Raises InputFileError.
     """
 
     def __init__(self, path: Path, size: int) -> None:
-        self.path = Path(os.path.realpath(path))
-        if self.path.exists() and not self.path.is_file():
-            raise InputFileError(f"the report {path} is not a regular file; name a file such as report.json")
-        self._part = self.path.with_name(self.path.name + ".part")
-        try:
-            self._file = self._part.open("wb")
-        except OSError as error:
-            raise InputFileError(f"the report {path} cannot be written: {error.strerror or error}") from None
+        self.path = path
+        self._part = PartFile(os.fspath(path), "report.json", InputFileError)
         with suppress(OSError):  # a disk that has no room now may have some later
-            self._file.write(b" " * size)
-            self._file.flush()
+            self._put(b" " * size)
+
+    def remove_earlier(self) -> None:
+        """Removes the report of an earlier run, whose video is no more."""
+        if not self._part.published:
+            with suppress(OSError):
+                os.unlink(self._part.path)
 
     def write(self, text: str) -> None:
         """Puts the text into place. Raises InputFileError."""
         try:
-            self._file.seek(0)
-            self._file.write(text.encode("utf-8"))
-            self._file.truncate()
-            self._file.close()
-            os.replace(self._part, self.path)
+            # What is no text, such as bytes in the name of a file, becomes the escapes that JSON has for it.
+            self._put(text.encode("utf-8", "backslashreplace"))
+            self._part.file.truncate()
+            self._part.finish()
         except OSError as error:
             self.discard()
             raise InputFileError(f"the report {self.path} could not be written: {error.strerror or error}") from None
 
     def discard(self) -> None:
         """Gives the room back. After :meth:`write` this does nothing."""
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            self._part.unlink()
+        self._part.discard()
+
+    def _put(self, data: bytes) -> None:
+        self._part.file.seek(0)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._part.file.write(rest) :]
 
 
 def reserved_size(chunks: int) -> int:
@@ -88,6 +90,11 @@ def versions() -> dict[str, str]:
     return {"lingbot_world": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
+def as_text(name: str) -> str:
+    """A name that may hold bytes that are no UTF-8, which become escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def video_tags(job: Job) -> dict[str, str]:
     """What the video itself says of its making."""
     return {
@@ -95,7 +102,7 @@ def video_tags(job: Job) -> dict[str, str]:
         "preset": job.preset.label,
         "seed": str(job.args.seed),
         "noise": job.args.noise,
-        "model": job.layout.name,
+        "model": as_text(job.layout.name),
         "translation_unit": repr(job.unit),
         "translation_unit_rule": job.unit_rule,
         "first_delta": job.first_delta,
@@ -163,7 +170,7 @@ def build_report(
             "size": [image.height, image.width],
             "fps": args.fps,
             "duration": measured.frames / args.fps,
-            "bytes": job.output.stat().st_size,
+            "bytes": os.path.getsize(job.output) if os.path.exists(job.output) else None,
             "crf": args.crf,
         },
         "latents": None if args.save_latents is None else str(args.save_latents),

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 class Interrupts:
     """While entered, SIGINT and SIGTERM raise KeyboardInterrupt; at once, or, after ``wait_for_safe_points``, the
-    first one only at the next :meth:`check` and any further one at once.
+    first one only at the next :meth:`check` and any further one at once. What a body that was interrupted at once
+    raises is that KeyboardInterrupt, whatever the library it struck made of it.
 
     Outside of the main thread nothing is installed, and an ignored SIGINT (a background job) stays ignored.
     """
@@ -34,6 +35,9 @@ class Interrupts:
             # None: a handler that was not installed from Python; it cannot be put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
+        # An import that is interrupted raises ImportError, and so on.
+        if self.requested and not self._gentle and isinstance(error, Exception):
+            raise KeyboardInterrupt from error
 
     def wait_for_safe_points(self) -> None:
         """From here on a first signal is only noted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import traceback
@@ -34,9 +35,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "numbers are not finite or the frames are too unlike those of --against, 2 when the two cannot be compared.",
         allow_abbrev=False,
     )
-    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+    file: dict[str, Any] = {"type": arguments.path, "metavar": "FILE"}
     parser.add_argument("model", help="folder or file of a LingBot-World model, or 'tiny' for the embedded one")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder (default: outputs/verify/NAME of the model)")
+    parser.add_argument(
+        "--output", type=arguments.path, metavar="DIR", help="folder (default: outputs/verify/NAME of the model)"
+    )
     parser.add_argument(
         "--against", **file, help="report.json of an earlier run, its PNG files beside it: compare with that"
     )
@@ -48,7 +51,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     inputs.add_argument("--prompt", help="what the world is")
     inputs.add_argument(
         "--poses",
-        type=Path,
+        type=arguments.path,
         metavar="PATH",
         help="poses [N, 4, 4], one per video frame, or a folder with poses.npy, intrinsics.npy (and action.npy)",
     )
@@ -151,7 +154,7 @@ def choose_inputs(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "image": args.image or example / "image.jpg",
         "prompt": prompt,
-        "action-path" if poses.is_dir() else "poses": poses,
+        "action-path" if os.path.isdir(poses) else "poses": poses,
     }
 
 
@@ -174,16 +177,21 @@ def folder_name(model: str) -> str:
 
 
 def _refuse_overwriting(args: argparse.Namespace, job: Job) -> None:
+    from .evidence import PICTURES
+    from .outputs import refuse_overwriting
+
     folder = job.output.parent
-    if folder.exists() and not folder.is_dir():
+    here = os.path.realpath(folder)
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise InputFileError(f"--output {folder} is a file; name a folder")
-    if args.against is not None and args.against.resolve().parent == folder.resolve():
+    if args.against is not None and os.path.dirname(os.path.realpath(args.against)) == here:
         raise InputFileError(
             f"--against {args.against} lies in the folder that this run writes to and would be overwritten; name "
             "another --output"
         )
-    if args.image is not None and args.image.resolve().parent == folder.resolve():
+    if args.image is not None and os.path.dirname(os.path.realpath(args.image)) == here:
         raise InputFileError(f"--image {args.image} lies in the folder that this run writes to; name another --output")
+    refuse_overwriting([("--output", folder / name) for name in PICTURES], job.args, job.layout)
 
 
 def _judge(comparison: Comparison) -> int:

@@ -23,6 +23,8 @@ be wrapped in ``data``, or the whole object in ``controls: [{"track": "camera", 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +105,9 @@ def _text_lines(text: str) -> Iterator[tuple[int, bytes]]:
 
 def _file_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
+        # A pipe would be waited for without end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputFileError(f"{path} cannot be read: it is not a regular file; give a file of JSON lines")
         with path.open("rb") as file:
             yield from enumerate(iter(lambda: _read_line(file), b""), start=1)
     except FileNotFoundError:
@@ -119,16 +124,31 @@ def _read_line(file: BinaryIO) -> bytes:
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_repeats)
     except UnicodeDecodeError:
         raise InputFileError(f"{where} is not UTF-8 text; save the script as UTF-8") from None
     except RecursionError:
         raise InputFileError(f"{where} is nested too deeply for an event") from None
+    except _RepeatedField as error:
+        raise InputFileError(f"{where}: the field {error.args[0]!r:.60} is given twice; keep one") from None
     except ValueError as error:
         raise InputFileError(f"{where} is not valid JSON: {error}; write one object per line") from None
     if not isinstance(value, dict):
         raise InputFileError(f"{where} must be a JSON object, not {_kind(value)}")
     return value
+
+
+class _RepeatedField(Exception):
+    """Carries its name."""
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _RepeatedField(name)
+        found[name] = value
+    return found
 
 
 def _event(line: dict[str, Any], where: str, chunk: int, steps: KeySteps) -> ChunkEvent:

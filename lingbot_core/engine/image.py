@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import CameraError, ImageError, InputFileError, NumericsError
-from .image_header import FORMATS, read_header
+from .image_header import FORMATS, jpeg_without_notes, read_header
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,7 +91,8 @@ def read_image(source: ImageSource) -> NDArray[np.uint8]:
     EXIF rotation is applied. Grey and palettes become RGB; alpha is dropped and the colours below it stay as stored
     (in TIFF and GIF they are what the decoder makes of transparent pixels). 16 bits become 8 by the nearest value of
     x / 257. Of an animation or a multi-page file the first frame counts. A picture that is cut off is refused, never
-    filled up with grey. Raises InputFileError for what is no readable file, ImageError for what is no usable picture.
+    filled up with grey; so is a JPEG with a hole, unless its data happen to fit together again behind it. Raises
+    InputFileError for what is no readable file, ImageError for what is no usable picture.
     """
     import cv2
 
@@ -105,6 +106,8 @@ def read_image(source: ImageSource) -> NDArray[np.uint8]:
             f"{name} is cut off: its {len(data)} bytes end before the {header.format} data does; copy or download it "
             "again"
         )
+    if header.format == "JPEG" and _is_damaged(jpeg_without_notes(data)):
+        raise ImageError(f"{name} is damaged: its JPEG data ends early or breaks off; copy or download it again")
     try:
         # COLOR turns the picture upright and gives three channels; ANYDEPTH leaves 16 bits for us to round.
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
@@ -124,7 +127,9 @@ def fit_size(image_height: int, image_width: int, area: float = RESOLUTIONS["480
     """
     if image_height < 1 or image_width < 1:
         raise ImageError(f"an image of {image_height}x{image_width} pixels has no size; both sides must be at least 1")
-    if not (math.isfinite(area) and area > 0):
+    if isinstance(area, bool) or not isinstance(area, (int, float, np.number)):
+        raise ImageError(f"area={area!r} must be a number of pixels, such as 480 * 832")
+    if not 0 < area < math.inf:
         raise ImageError(f"area={area} must be a positive number of pixels, such as 480 * 832")
     aspect = image_height / image_width
     if not 1 / MAX_ASPECT <= aspect <= MAX_ASPECT:
@@ -196,10 +201,18 @@ def prepare_image(
     if size is None:
         height, width = fit_size(source_height, source_width, area)
     else:
+        if not isinstance(size, (tuple, list)) or len(size) != 2:
+            raise ImageError(f"size={size!r} must be two whole numbers of pixels: (height, width)")
         height, width = size
         check_size(height, width)
         mode = "stretch" if mode == "area" else mode
     where = place(source_height, source_width, height, width, mode)
+    largest = max(where.height * where.width, height * width)
+    if largest > MAX_PIXELS:
+        raise ImageError(
+            f"a size of {height}x{width} in the mode {mode!r} takes {largest / 1e6:.0f} megapixels for an image of "
+            f"{source_height}x{source_width}; at most {MAX_PIXELS / 1e6:.0f} are made: use a smaller size or area"
+        )
     pixels = torch.from_numpy(source).permute(2, 0, 1).float()
     if source.dtype == np.uint8:
         pixels = pixels.div_(255.0)
@@ -255,6 +268,21 @@ def _load(source: ImageSource) -> tuple[str, bytes]:
     if not data:
         raise InputFileError(f"{path} is empty; copy or download the picture again")
     return path, data
+
+
+def _is_damaged(jpeg: bytes) -> bool:
+    """Whether a strict decoder stops at a JPEG; OpenCV's fills up with grey. False for kinds that it does not know."""
+    import av
+
+    decoder = av.CodecContext.create("mjpeg", "r")
+    decoder.options = {"err_detect": "explode"}
+    try:
+        decoder.decode(av.Packet(jpeg))
+    except av.InvalidDataError:
+        return True
+    except av.FFmpegError:
+        return False
+    return False
 
 
 def _check_dimensions(name: str, height: int, width: int) -> None:

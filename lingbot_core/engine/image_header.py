@@ -51,6 +51,28 @@ def read_header(data: bytes) -> ImageHeader | None:
     return None
 
 
+def jpeg_without_notes(data: bytes) -> bytes:
+    """A JPEG without its APP and COM segments (EXIF, thumbnails, profiles), which decide nothing about its data."""
+    kept, offset = [data[:2]], 2
+    for _ in range(_MAX_SEGMENTS):
+        marker = data[offset + 1 : offset + 2]
+        if marker == b"\xff":  # a fill byte
+            offset += 1
+            continue
+        if not marker or marker == b"\xda":
+            break
+        number = marker[0]
+        end = (
+            offset
+            + 2
+            + (0 if number == 0x01 or 0xD0 <= number <= 0xD8 else int.from_bytes(data[offset + 2 : offset + 4]))
+        )
+        if not (0xE0 <= number <= 0xEF or number == 0xFE):
+            kept.append(data[offset:end])
+        offset = end
+    return b"".join((*kept, data[offset:]))
+
+
 def _png(data: bytes) -> ImageHeader | None:
     if data[12:16] != b"IHDR":
         return None

@@ -1,23 +1,25 @@
 """An mp4 file written frame by frame, that plays at any time.
 
 It encodes without delay (no B-frames, no look-ahead): what went in is out again at once, so a file lacks at most its
-newest frame whenever the process dies.
+newest frame whenever the process dies. It begins as ``NAME.part`` and gets its name with the first frames.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fractions import Fraction
+from io import FileIO
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ..errors import VideoError
+from ..errors import LingBotError, VideoError
 from .encoding import DEFAULT_CRF, Encoding, reason
 
 if TYPE_CHECKING:
@@ -31,15 +33,19 @@ RECORDING_FLAGS = (
     "empty_moov+default_base_moof+frag_every_frame+use_metadata_tags",
 )
 _IO_BUFFER = 1 << 22  # a fragment reaches the file in one piece
+PART = ".part"
 
 
 class VideoWriter:
     """Writes an mp4 file frame by frame, in constant memory.
 
-    The file plays at any time: after a crash or a kill it holds all frames but the newest, after a full disk the
-    frames that the error counts. metadata: tags by any name, as probe.read_metadata returns them. crf: quantiser
-    of the encoder, 1 (best) to 51. The path is checked at once, and an existing file is replaced with the first frame.
-    Raises VideoError. As a context manager it closes, also when the body failed.
+    Until the first :meth:`write` is whole the frames are in NAME.part, and a video that was there stays; a run that
+    cannot even write these leaves it as it was. From then on the file plays at any time: after a crash or a kill it
+    holds all frames but the newest, after a full disk the frames that the error counts. (On Windows NAME.part gets its
+    name when it is closed.) A second writer of the same file is refused until then.
+
+    metadata: tags by any name, as probe.read_metadata returns them. crf: quantiser of the encoder, 1 (best) to 51. The
+    path is checked at once. Raises VideoError. As a context manager it closes, also when the body failed.
     """
 
     def __init__(
@@ -58,8 +64,8 @@ class VideoWriter:
         self._frames = 0  # given to the muxer
         self._safe_frames, self._safe_size = 0, 0  # whole in the file
         self._container: av.container.OutputContainer | None = None
-        self._created = not os.path.exists(self.path)
-        self._file: _RecordingFile | None = _RecordingFile(_open_for_writing(self.path))
+        self._part = PartFile(self.path, "world.mp4", VideoError)
+        self._file: _RecordingFile | None = _RecordingFile(self._part.file)
 
     @property
     def frames(self) -> int:
@@ -69,6 +75,11 @@ class VideoWriter:
     @property
     def closed(self) -> bool:
         return self._file is None
+
+    @property
+    def published(self) -> bool:
+        """Whether the frames are under the file's own name; what was there before is gone."""
+        return self._part.published
 
     def write(self, frames: NDArray[np.uint8]) -> None:
         """Adds frames, uint8 [T, H, W, 3] RGB. When the file cannot take them, the writer closes with what it has and
@@ -82,6 +93,9 @@ class VideoWriter:
                 self._start(self._file)
             for frame in frames:
                 self._mux(self._stream.encode(self._encoding.picture(frame)))
+        if self._safe_frames:
+            with suppress(OSError):  # tried again when it is closed
+                self._part.publish()
 
     def close(self) -> int:
         """Finishes the file and returns its number of frames; a second call does nothing.
@@ -91,16 +105,18 @@ class VideoWriter:
         if self._file is None:
             return self._frames
         if self._container is None:
-            self._file.close()
             self._file = None
-            if self._created:
-                os.unlink(self.path)
+            self._part.discard()
             return 0
         with self._guard():
             self._mux(self._stream.encode())
             self._container.close()
-        self._file.close()
         self._file = self._container = None
+        try:
+            self._part.finish()
+        except OSError as error:
+            kept = f"its {self._frames} frames are in {self._part.part}"
+            raise VideoError(f"{self.path} {reason(error)}; {kept}") from error
         return self._frames
 
     def abort(self) -> int:
@@ -169,16 +185,23 @@ class VideoWriter:
             self._frames = self._safe_frames
             with suppress(OSError):
                 file.truncate(self._safe_size)
-            file.close()
-            if not self._frames:
-                with suppress(OSError):
-                    os.unlink(self.path)
-            raise VideoError(f"{self.path} {reason(failure)}; {self._kept()}") from failure
+            raise VideoError(f"{self.path} {reason(failure)}; {self._keep()}") from failure
 
-    def _kept(self) -> str:
-        if not self._frames:
-            return "no frame was written and no file is left"
-        return f"the {self._frames} frames written before are in the file and play"
+    def _keep(self) -> str:
+        """What is left of a video that could not be finished; it does not take the place of an earlier one with less
+        than its first write.
+        """
+        earlier = not self._part.published and os.path.exists(self._part.path)
+        if not self._frames or earlier:
+            self._frames = 0
+            self._part.discard()
+            return "the video that was there is as it was" if earlier else "no frame was written and no file is left"
+        kept = f"the {self._frames} frames written before"
+        try:
+            self._part.finish()
+        except OSError:
+            return f"{kept} are in {self._part.part} and play"
+        return f"{kept} are in the file and play"
 
 
 class _RecordingFile(io.RawIOBase):
@@ -186,7 +209,7 @@ class _RecordingFile(io.RawIOBase):
     spoil what is there.
     """
 
-    def __init__(self, raw: io.FileIO) -> None:
+    def __init__(self, raw: FileIO) -> None:
         self._raw = raw
         self.failure: BaseException | None = None
 
@@ -222,24 +245,119 @@ class _RecordingFile(io.RawIOBase):
         super().close()
 
 
-def _open_for_writing(path: str) -> io.FileIO:
-    """Opens a file for writing without changing what is in it."""
-    folder = os.path.dirname(path) or "."
-    try:
-        if os.path.exists(path):
+class PartFile:
+    """``NAME.part``: a file of one process that takes the place of ``NAME`` when it is worth it.
+
+    It is locked until it is closed, also once it has its name, so that a second process is refused. What a killed one
+    left there is taken over. Where NAME is a link, the file it points to is replaced. example: a good name, for
+    messages. Raises ``error``.
+    """
+
+    def __init__(self, path: str, example: str, error: type[LingBotError]) -> None:
+        self.published = False
+        try:
+            self._check(path, example, error)
+            self.path = os.path.realpath(path)
+            self.part = self.path + PART
+            self.file = self._open(path, error)
+        except (OSError, ValueError) as failure:  # ValueError: a NUL byte in the path
+            why = getattr(failure, "strerror", None) or failure
+            raise error(f"{path} cannot be written: {why}; choose another place or change its permissions") from failure
+
+    def publish(self) -> None:
+        """Gives the file its name. Raises OSError, on Windows always as long as the file is open."""
+        if not self.published:
+            os.replace(self.part, self.path)
+            self.published = True
+
+    def finish(self) -> None:
+        """Gives the file its name, if it does not have it yet, and closes it. Raises OSError."""
+        with suppress(OSError):
+            self.publish()  # before the lock goes
+        self.file.close()
+        self.publish()
+
+    def discard(self) -> None:
+        """Removes the file, unless it has its name, and closes it."""
+        gone = self.published or _remove(self.part)
+        with suppress(OSError):
+            self.file.close()
+        if not gone:
+            _remove(self.part)
+
+    @staticmethod
+    def _check(path: str, example: str, error: type[LingBotError]) -> None:
+        folder = os.path.dirname(path) or "."
+        try:
             mode = os.stat(path).st_mode
-            if stat.S_ISDIR(mode):
-                raise VideoError(
-                    f"{path} is a folder; name a video file in it, such as {os.path.join(path, 'world.mp4')}"
-                )
-            if not stat.S_ISREG(mode):
-                raise VideoError(f"{path} is not a regular file; name a video file such as world.mp4")
-            return open(path, "r+b", buffering=0)
-        if not os.path.exists(folder):
-            raise VideoError(f"{path} cannot be written: the folder {folder} does not exist; create it first")
-        if not os.path.isdir(folder):
-            raise VideoError(f"{path} cannot be written: {folder} is not a folder; choose another place")
-        return open(path, "xb", buffering=0)
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the path
-        why = getattr(error, "strerror", None) or error
-        raise VideoError(f"{path} cannot be written: {why}; choose another place or change its permissions") from error
+        except FileNotFoundError:
+            folder = os.path.dirname(os.path.realpath(path))
+            if not os.path.exists(folder):
+                raise error(f"{path} cannot be written: the folder {folder} does not exist; create it first") from None
+            return
+        except NotADirectoryError:
+            raise error(f"{path} cannot be written: {folder} is not a folder; choose another place") from None
+        if stat.S_ISDIR(mode):
+            raise error(f"{path} is a folder; name a file in it, such as {os.path.join(path, example)}")
+        if not stat.S_ISREG(mode):
+            raise error(f"{path} is not a regular file; name a file such as {example}")
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is read-only")
+
+    def _open(self, path: str, error: type[LingBotError]) -> FileIO:
+        with suppress(FileNotFoundError):
+            status = os.lstat(self.part)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+                raise error(f"{path} cannot be written: {self.part} is in the way, a link or no plain file; remove it")
+        # O_NOFOLLOW, O_NONBLOCK: should it become a link or a pipe now. Windows has neither.
+        flags = os.O_RDWR | os.O_CREAT
+        for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+            flags |= getattr(os, name, 0)
+        file = FileIO(os.open(self.part, flags, 0o666), "r+")
+        busy = error(f"{path} is being written by another process; wait for its end, or choose another name")
+        try:
+            # Another process may have named or removed what was opened here before it was locked.
+            if not _lock(file) or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
+                raise busy
+            if self._is_taken():
+                _remove(self.part)
+                raise busy
+            file.truncate(0)
+        except FileNotFoundError:
+            file.close()
+            raise busy from None
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _is_taken(self) -> bool:
+        """Whether another process has its file under the name already and goes on writing."""
+        try:
+            with open(self.path, "rb") as there:
+                return not _lock(there)
+        except OSError:
+            return False
+
+
+def _lock(file: Any) -> bool:
+    """Locks an open file for this process; False when another one has. True where files cannot be locked."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: nobody can give an open file another name there
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems have no locks
+        return True
+    return True
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True

@@ -6,6 +6,7 @@ The encoder itself is transformers' UMT5EncoderModel (4.50 to 5.x).
 from __future__ import annotations
 
 import html
+import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,23 @@ _INNER = {
 }
 _TIED = "encoder.embed_tokens.weight"
 
+# What of a configuration is used. Others may name code on a server (attn_implementation) or change the loading.
+_CONFIG_FIELDS = frozenset(
+    {
+        "vocab_size",
+        "d_model",
+        "d_kv",
+        "d_ff",
+        "num_layers",
+        "num_heads",
+        "relative_attention_num_buckets",
+        "relative_attention_max_distance",
+        "feed_forward_proj",
+        "layer_norm_epsilon",
+        "dropout_rate",
+    }
+)
+
 
 def clean_text(text: str) -> str:
     """Cleans a prompt as Wan does: mojibake and full-width forms repaired, HTML entities resolved twice, every run of
@@ -50,21 +68,47 @@ def clean_text(text: str) -> str:
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """Loads the umT5 tokenizer from a local folder; never asks a server. Raises InputFileError."""
+    """Loads the umT5 tokenizer from a local folder; never asks a server, and never runs code that lies in the folder.
+
+    Raises InputFileError, for a folder that asks for code of its own too.
+    """
     folder = Path(folder)
-    if not folder.is_dir():
+    try:
+        found = {path.name for path in folder.iterdir() if path.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
         raise InputFileError(
             f"there is no tokenizer folder {folder}; it is the folder google/umt5-xxl of the model's download"
-        )
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "spiece.model")):
+        ) from None
+    except OSError as error:
+        raise InputFileError(
+            f"the tokenizer folder {folder} cannot be read: {error.strerror}; change its permissions"
+        ) from error
+    if not found & {"tokenizer.json", "spiece.model"}:
         raise InputFileError(f"{folder} is not a tokenizer folder: it holds neither tokenizer.json nor spiece.model")
+    for name in sorted(found):
+        if name.endswith(".json") and name != "tokenizer.json":
+            _refuse_code(folder / name)
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        # Without the explicit False transformers asks on the terminal whether code in the folder may run.
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # transformers raises a different type for every way in which a folder can be broken.
         raise InputFileError(f"the tokenizer in {folder} cannot be read: {error}") from error
+
+
+def _refuse_code(file: Path) -> None:
+    """Raises InputFileError when a configuration names classes of its own (``auto_map``) instead of transformers'."""
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # transformers will say what is wrong with it
+    if isinstance(about, dict) and "auto_map" in about:
+        raise InputFileError(
+            f"{file} asks for code of its own (auto_map), which is never run; use umT5's tokenizer, the folder "
+            "google/umt5-xxl of the model's download"
+        )
 
 
 def convert_umt5_keys(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +148,7 @@ def umt5_config_from_shapes(shapes: Mapping[str, Any]) -> dict[str, Any]:
     attention = "encoder.block.0.layer.0.SelfAttention"
     buckets, heads = (size(f"{attention}.relative_attention_bias.weight", axis) for axis in (0, 1))
     inner = size(f"{attention}.q.weight", 0)
-    if inner % heads:
+    if heads < 1 or inner % heads:
         raise WeightsError(f"not a umT5 encoder: {inner} attention features do not divide into {heads} heads")
     layers = {found[1] for name in named if (found := re.match(r"encoder\.block\.(\d+)\.", name))}
     return {
@@ -127,15 +171,21 @@ def build_umt5(
 ) -> Any:
     """Builds an empty UMT5EncoderModel for `load_umt5` to fill.
 
-    config: the dict of `umt5_config_from_shapes` or of a config.json, or a UMT5Config. On the default device (meta)
-    this takes no memory and no time; on another one the parameters are allocated but not initialised.
+    config: the dict of `umt5_config_from_shapes` or of a config.json, of which the sizes alone are used, or a
+    UMT5Config. On the default device (meta) this takes no memory and no time; on another one the parameters are
+    allocated but not initialised. Raises WeightsError for values of which no encoder can be made.
     """
     from transformers import UMT5Config, UMT5EncoderModel
 
-    if isinstance(config, Mapping):
-        config = UMT5Config.from_dict(dict(config))
-    with torch.device("meta"):
-        model = UMT5EncoderModel(config)
+    try:
+        if isinstance(config, Mapping):
+            config = UMT5Config.from_dict({name: value for name, value in config.items() if name in _CONFIG_FIELDS})
+        with torch.device("meta"):
+            model = UMT5EncoderModel(config)
+    except Exception as error:
+        # transformers raises a different type for every value that can be wrong.
+        reason = " ".join(str(error).split())[:200]
+        raise WeightsError(f"no umT5 encoder can be made of this configuration: {reason}") from error
     # Some versions of transformers build the encoder with an embedding of its own, to be tied later.
     model.set_input_embeddings(model.shared)
     model = model.to(dtype=dtype).eval().requires_grad_(False)

@@ -21,13 +21,15 @@ from torch import nn
 
 from ..errors import InputFileError, PresetError, WeightsError
 from ..models.dit import CausalWanDiT
-from ..models.text import build_umt5, umt5_config_from_shapes
 from ..models.vae import VAEConfig, WanVAE
 from ..presets import PRESETS, Preset, get_preset
 from .checkpoint import Checkpoint
 from .files import DTYPES as STORED_DTYPES
+from .files import names_the_path
 from .keys import TEXT, TRANSFORMER, VAE
 from .layout import (
+    EMBEDDED_TINY,
+    SINGLE,
     TEXT_NAMES,
     TINY,
     TOKENIZER_FOLDERS,
@@ -37,12 +39,13 @@ from .layout import (
     existing,
     find_layout,
     part_of_file,
+    searched_folders,
     text_name,
     vae_name,
     vocabulary,
 )
-from .load import dit_config, problems, vae_config
-from .metadata import FileMetadata, file_name, write_metadata
+from .load import dit_config, problems, text_config, text_model, vae_config
+from .metadata import MADE_FROM, FileMetadata, file_name, write_metadata
 from .stream import StreamedFile, StreamedTensor, gigabytes
 from .tokenizer import JSON, SPIECE, UMT5_VOCABULARY, locate, read_bytes, size_of
 
@@ -57,10 +60,16 @@ UMT5_XXL = {"vocab_size": UMT5_VOCABULARY, "d_model": 4096, "d_ff": 10240, "num_
 # Room that a file system wants for itself beyond the bytes of the files.
 SPARE_BYTES = 16 << 20
 
+# How much of every source file is looked at to tell it from another one of the same name, size and time.
+SAMPLES, SAMPLE_BYTES = 64, 4096
+
 
 @dataclass(frozen=True)
 class Output:
-    """One file to be made. part: ``dit``, ``text`` or ``vae``. done: it is there already, made from the same source."""
+    """One file to be made. part: ``dit``, ``text`` or ``vae``.
+
+    done: it is there already, made from the same source; its values are not read again.
+    """
 
     part: str
     file: StreamedFile
@@ -104,6 +113,7 @@ class Conversion:
                 file.make(advance)
 
 
+@names_the_path
 def plan(
     source: str | Path,
     target: Path,
@@ -145,7 +155,9 @@ def plan(
         files = [*part.files, *planned.extra_files]
         if any(os.path.realpath(path) == os.path.realpath(file) for file in files):
             raise InputFileError(f"{path} is the source itself; give another folder")
-        streamed = StreamedFile(path, planned.tensors, planned.metadata, source=_signature(files))
+        _require_apart(path, name, model, (source, vae, text_encoder))
+        metadata = {**planned.metadata, MADE_FROM: _signature(files)}
+        streamed = StreamedFile(path, planned.tensors, metadata)
         outputs.append(Output(name, streamed, DTYPE_LABELS[torch_dtype], _already_made(streamed, overwrite)))
     conversion = Conversion(tuple(outputs), tuple(notes))
     _require_room(target, conversion)
@@ -234,8 +246,8 @@ NOT_A_PLAIN_WAN = {
 
 
 def _plan_text(model: _Model, part: Part, checkpoint: Checkpoint, dtype: torch.dtype, notes: list[str]) -> _Planned:
-    sizes = umt5_config_from_shapes(checkpoint.shapes())
-    _require_fit(build_umt5(sizes), checkpoint)
+    sizes = text_config(checkpoint, part.config)
+    _require_fit(text_model(checkpoint, part.config, dtype=dtype), checkpoint)
     tensors = _streamed(checkpoint, dtype)
     found = _find_tokenizer(model.tokenizers)
     if found is not None:
@@ -339,9 +351,47 @@ def _model_name(layout: Layout, preset: Preset, control: str) -> str:
 
 
 def _signature(files: Sequence[Path]) -> str:
-    """Changes when the source files do."""
-    about = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    """Changes when the source files do: by names, sizes and times, and by samples of what is in them."""
+    digest = hashlib.sha256()
+    for path in files:
+        about = path.stat()
+        digest.update(json.dumps([path.name, about.st_size, about.st_mtime_ns]).encode())
+        # Times alone may all be the same, as in an archive that was made to be reproducible.
+        with path.open("rb", buffering=0) as file:
+            for i in range(SAMPLES):
+                file.seek(max(0, about.st_size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _require_apart(path: Path, name: str, model: _Model, given: Sequence[str | Path | None]) -> None:
+    """Raises InputFileError for a file that would be taken for a part of its source the next time that is read.
+
+    name: ``dit``, ``text`` or ``vae``. given: the paths of model, VAE and text encoder. A source that is a single file
+    has a name of its own, which nothing beside it can be mistaken for.
+    """
+    folders: list[Path] = []
+    within: list[Path] = []
+    root = EMBEDDED_TINY if str(given[0]) == TINY else existing(given[0] or "", "source")
+    if model.layout is not None and model.layout.what != SINGLE:
+        if os.path.realpath(path.parent.parent) == os.path.realpath(root if root.is_dir() else root.parent):
+            folders.append(path.parent)
+        transformer, others = searched_folders(model.layout)
+        within = transformer if name == "dit" else []
+        folders += [] if name == "dit" else others
+    for part, place in zip(("vae", "text"), given[1:], strict=True):
+        if place is not None and existing(place, part).is_dir():
+            folders += [file.parent for file in model.parts[part].files]
+    folder = Path(os.path.realpath(path.parent))
+    if folder in map(_real, folders) or any(folder.is_relative_to(_real(tree)) for tree in within):
+        raise InputFileError(
+            f"{path} would lie where the parts of {given[0]} are looked for, and be taken for one of them; give "
+            "another folder as target"
+        )
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def _already_made(file: StreamedFile, overwrite: bool) -> bool:

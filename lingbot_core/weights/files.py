@@ -6,17 +6,18 @@ a folder of float32 shards would seem to need all of its size. Only the header i
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,10 +44,33 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 # Elements read, converted and stored at once.
 PIECE = 2**24
 # A .pth file is mapped by PyTorch; after so many bytes it is mapped anew, which gives the pages back.
 REMAP_BYTES = 2**29
+
+
+def names_the_path(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes an InputFileError that names the path of whatever OSError leaves a function that looks around on a disk."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            raise cannot_read(error.filename, error) from error
+
+    return wrapped
+
+
+def cannot_read(path: Any, error: OSError) -> InputFileError:
+    """The error for a path that is there and may not be read."""
+    return InputFileError(
+        f"{path} cannot be read: {error.strerror or error}; change its permissions, or give another path"
+    )
 
 
 @dataclass(frozen=True)
@@ -165,6 +189,7 @@ class PickledFile:
 TensorFile = SafetensorsFile | PickledFile
 
 
+@names_the_path
 def open_file(path: Path) -> TensorFile:
     """Opens a file of tensors by its suffix. Raises InputFileError or WeightsError."""
     suffix = path.suffix.lower()

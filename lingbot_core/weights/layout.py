@@ -9,10 +9,11 @@ be given by a path of its own.
 from __future__ import annotations
 
 import errno
+import fnmatch
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from ..errors import InputFileError, LingBotError, PresetError, WeightsError
 from ..presets import PRESETS, Preset
 from .checkpoint import Checkpoint
 from .evidence import REFUSED_NAMES, Evidence, find_preset, refuse_base
-from .files import PICKLED, SAFETENSORS, open_file
+from .files import PICKLED, SAFETENSORS, cannot_read, names_the_path, open_file
 from .keys import TEXT, TRANSFORMER, VAE, identify, is_steerable
 from .metadata import file_name
 from .tokenizer import FILES, UMT5_VOCABULARY, inside
 
 TINY = "tiny"
+SINGLE = "single file, as ComfyUI keeps them"
 EMBEDDED_TINY = Path(__file__).resolve().parent.parent / "assets" / "tiny"
 
 TRANSFORMER_FOLDERS = ("lingbot_world_fast", "transformers", "transformer", "transformer_causal")
@@ -137,6 +139,7 @@ class Layout:
         return self.preset
 
 
+@names_the_path
 def find_layout(
     model: str | Path,
     *,
@@ -203,6 +206,7 @@ class _Found:
 
 
 def _folder(root: Path) -> _Found:
+    _listing(root)
     within = [name for name in TRANSFORMER_FOLDERS if (root / name).is_dir()]
     if within:
         folder, base = root / within[0], root
@@ -266,6 +270,8 @@ def _models(root: Path) -> _Found:
 
 def _transformer_files(root: Path) -> list[Path]:
     """Safetensors files in ComfyUI's folders of transformers, sorted, each once whatever links lead to it."""
+    for name in MODEL_FOLDERS:
+        _listing(root / name)  # glob passes over folders that may not be read
     files = [path for name in MODEL_FOLDERS for depth in DEPTHS for path in (root / name).glob(depth)]
     files = [path for path in files if path.suffix.lower() in SAFETENSORS and path.is_file()]
     return sorted({os.path.realpath(path): path for path in reversed(files)}.values())
@@ -284,14 +290,23 @@ def _single_file(file: Path) -> _Found:
         if parent.name in (*MODEL_FOLDERS, "checkpoints"):
             base = parent.parent
             break
-    return _Found(file.stem, "single file, as ComfyUI keeps them", base, part, (file, file.parent))
+    return _Found(file.stem, SINGLE, base, part, (file, file.parent))
 
 
 def _places(base: Path, files: Path) -> list[Path]:
-    """Folders in which the other parts may lie, the likeliest first. files: the folder of the transformer."""
+    """Folders in which the other parts may lie, the likeliest first. files: the folder of the transformer.
+
+    The first is ``base``: it and those inside it are the model's own, the others may be anybody's.
+    """
     inside = [base / name for name in ("vae", *TEXT_FOLDERS)]
     beside = [base.parent / name for name in V1_BASE]
     return [base, *inside, files, base.parent, *beside]
+
+
+def searched_folders(layout: Layout) -> tuple[list[Path], list[Path]]:
+    """Folders in or below which the transformer of a layout is looked for, and those in which its other parts are."""
+    files = layout.transformer.files[0].parent
+    return [files, *(layout.base / name for name in MODEL_FOLDERS)], _places(layout.base, files)
 
 
 def _find_vae(places: Sequence[Path], source: str | None = None) -> Part | None:
@@ -316,8 +331,12 @@ def _find_text(places: Sequence[Path], source: str | None = None) -> Part | None
 
 
 def _find_tokenizer(places: Sequence[Path]) -> Path | None:
-    folders = (place / name for place in places for name in TOKENIZER_FOLDERS)
-    return next((folder for folder in folders if any((folder / name).is_file() for name in FILES.values())), None)
+    for place in places:
+        for name in TOKENIZER_FOLDERS:
+            found = _own_listing(place / name, places[0])
+            if any(path.name in FILES.values() and path.is_file() for path in found):
+                return place / name
+    return None
 
 
 def text_name(model: str) -> str:
@@ -348,8 +367,9 @@ def _area(about: Mapping[str, Any], file: Path) -> int | None:
 def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
     """The first file of the first name, in the first place; the larger of several, which is the less compressed."""
     for place in places:
+        found = _own_listing(place, places[0])
         for name in names:
-            files = [path for path in place.glob(name) if path.is_file()] if place.is_dir() else []
+            files = [path for path in found if fnmatch.fnmatch(path.name, name) and path.is_file()]
             if files:
                 return max(files, key=lambda path: (path.stat().st_size, path.name))
     return None
@@ -367,6 +387,7 @@ def _given(kind: str, path: Path) -> Part:
     return Part(kind, _tensors(path), _json(path / "config.json"))
 
 
+@names_the_path
 def part_of_file(path: Path) -> Part | None:
     """Which part of a model a file, or a folder of files, is by its tensors; None when it is none that is known."""
     files = (path,) if path.is_file() else _tensors(path)
@@ -377,14 +398,30 @@ def part_of_file(path: Path) -> Part | None:
 def _tensor_files(folder: Path) -> list[Path]:
     """Sorted; safetensors, or .pth files when there are none."""
     for suffixes in (SAFETENSORS, PICKLED):
-        files = sorted(path for path in _files(folder) if path.suffix.lower() in suffixes)
+        files = [path for path in _listing(folder) if path.suffix.lower() in suffixes and path.is_file()]
         if files:
             return files
     return []
 
 
-def _files(folder: Path) -> Iterable[Path]:
-    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+def _listing(folder: Path) -> list[Path]:
+    """What is in a folder, sorted; nothing when it is none. Raises InputFileError for one that may not be read."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise cannot_read(folder, error) from error
+
+
+def _own_listing(folder: Path, base: Path) -> list[Path]:
+    """The same, but a folder outside of the model's own ``base`` that may not be read has nothing to offer."""
+    try:
+        return _listing(folder)
+    except InputFileError:
+        if folder.is_relative_to(base):
+            raise
+        return []
 
 
 def _tensors(folder: Path) -> tuple[Path, ...]:

@@ -7,7 +7,7 @@ that beside the finished model little more than a piece of one tensor is in memo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ from .tokenizer import read_tokenizer
 
 HEAD_DIM = 128
 TEXT_LEN = 512
+# Memory grows with the length that prompts may have; no published model goes beyond 512.
+MAX_TEXT_LEN = 4096
 # config.json's spellings of what the shapes must show: DiTConfig's field -> names in the published files.
 _CONFIG_NAMES = {
     "dim": ("dim",),
@@ -35,6 +37,16 @@ _CONFIG_NAMES = {
     "in_dim": ("in_dim", "in_channels"),
     "out_dim": ("out_dim", "out_channels"),
     "control": ("control_type",),
+}
+_HEADS_NAMES = ("num_heads", "num_attention_heads")
+# What a umT5's config.json may say: sizes, which its tensors show, and what is the same in all of them.
+_UMT5_SIZES = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "relative_attention_num_buckets")
+_UMT5_CONSTANTS = {
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "gated-gelu",
+    "dense_act_fn": "gelu_new",
+    "is_gated_act": True,
 }
 
 
@@ -104,14 +116,10 @@ def dit_config(checkpoint: Checkpoint, config: Mapping[str, Any], *, control: st
     own = checkpoint.about
     config = {**config, **(own.config if own else {})}
     shapes = checkpoint.shapes()
-    heads = config.get("num_heads") or config.get("num_attention_heads")
-    if not heads:
+    heads = _whole_number(checkpoint, config, _HEADS_NAMES)
+    if heads is None:
         heads = max(1, shapes["patch_embedding.weight"][0] // HEAD_DIM)
-    text_len = config.get("text_len") or TEXT_LEN
-    if any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in (heads, text_len)):
-        raise WeightsError(
-            f"{checkpoint.where}: num_heads={heads!r} and text_len={text_len!r} must be whole numbers above 0"
-        )
+    text_len = _whole_number(checkpoint, config, ("text_len",), MAX_TEXT_LEN) or TEXT_LEN
     try:
         found = DiTConfig.from_shapes(shapes, num_heads=heads, text_len=text_len)
     except (WeightsError, ValueError, IndexError) as error:
@@ -131,6 +139,28 @@ def dit_config(checkpoint: Checkpoint, config: Mapping[str, Any], *, control: st
             f"{found.control!r}; {control!r} was asked for. Use a checkpoint of that control"
         )
     return found
+
+
+def _whole_number(
+    checkpoint: Checkpoint, config: Mapping[str, Any], spellings: Sequence[str], highest: int | None = None
+) -> int | None:
+    """A number of a config under the first of its names that is there; None without one. Raises WeightsError."""
+    name = next((name for name in spellings if config.get(name) is not None), None)
+    if name is None:
+        return None
+    value = config[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (highest and value > highest):
+        limits = f"from 1 to {highest}" if highest else "above 0"
+        raise WeightsError(
+            f"{checkpoint.where}: config says {name} = {_shown(value)}, which must be a whole number {limits}; get the "
+            "config that belongs to it"
+        )
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def load_dit(
@@ -168,11 +198,34 @@ def vae_config(checkpoint: Checkpoint) -> VAEConfig:
         raise WeightsError(f"{checkpoint.where}: {error}") from None
 
 
-def text_model(checkpoint: Checkpoint, config: Mapping[str, Any], *, dtype: torch.dtype) -> Any:
-    """An empty umT5 encoder on the meta device. config: its config.json, or {}."""
+def text_config(checkpoint: Checkpoint, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a umT5 encoder, as its tensors show them. config: its config.json, or {}, which is checked and not used.
+
+    Raises WeightsError naming the field of a config that contradicts the tensors, or umT5.
+    """
     try:
-        return build_umt5(config or umt5_config_from_shapes(checkpoint.shapes()), dtype=dtype)
+        sizes = umt5_config_from_shapes(checkpoint.shapes())
     except (WeightsError, ValueError, IndexError) as error:
+        raise WeightsError(f"{checkpoint.where}: {error}") from None
+    known = {**{name: sizes[name] for name in _UMT5_SIZES}, **_UMT5_CONSTANTS}
+    for name, value in known.items():
+        said = config.get(name)
+        # True is no 1.
+        if said is not None and (said != value or isinstance(said, bool) != isinstance(value, bool)):
+            source = "the tensors say" if name in _UMT5_SIZES else "umT5 has"
+            raise WeightsError(
+                f"{checkpoint.files[0].parent / 'config.json'} says {name} = {_shown(said)}, {source} {value}; get the "
+                "config.json that belongs to the text encoder, or remove it"
+            )
+    return sizes
+
+
+def text_model(checkpoint: Checkpoint, config: Mapping[str, Any], *, dtype: torch.dtype) -> Any:
+    """An empty umT5 encoder on the meta device. config: its config.json, or {}. Raises WeightsError."""
+    sizes = text_config(checkpoint, config)
+    try:
+        return build_umt5(sizes, dtype=dtype)
+    except WeightsError as error:
         raise WeightsError(f"{checkpoint.where}: {error}") from None
 
 

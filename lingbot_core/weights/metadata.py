@@ -17,6 +17,8 @@ CONTROL = "lingbot_world.control"
 CONFIG = "lingbot_world.config"
 SOURCE = "lingbot_world.source"
 ABOUT = "lingbot_world.about"
+# A checksum that changes with the files a converted one was made from.
+MADE_FROM = "lingbot_world.made_from"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -83,20 +84,19 @@ def header(tensors: Sequence[StreamedTensor], metadata: Mapping[str, str]) -> by
 class StreamedFile:
     """One safetensors file that is being made at ``path``.
 
-    tensors: in the order of the file; put those with the largest elements first so that all stay aligned. source:
-    what the tensors are made from, in words that change when the sources do; a part file of other sources is not
-    continued. Used as a context manager, which holds a lock against a second process that makes the same file.
+    tensors: in the order of the file; put those with the largest elements first so that all stay aligned. metadata:
+    should say what the tensors are made from in words that change when that does, because a part file is continued,
+    and a finished one kept, when its names, shapes and metadata are the same. Used as a context manager, which holds a
+    lock against a second process that makes the same file.
     """
 
-    def __init__(
-        self, path: Path, tensors: Sequence[StreamedTensor], metadata: Mapping[str, str], *, source: str = ""
-    ) -> None:
+    def __init__(self, path: Path, tensors: Sequence[StreamedTensor], metadata: Mapping[str, str]) -> None:
         self.path = path
         self.part = path.with_name(path.name + ".part")
         self.record = path.with_name(path.name + ".part.jsonl")
         self.tensors = tuple(tensors)
         self.header = header(self.tensors, metadata)
-        self._plan = hashlib.sha256(self.header + source.encode()).hexdigest()
+        self._plan = hashlib.sha256(self.header).hexdigest()
         self._lock: Any = None
 
     @property
@@ -108,6 +108,8 @@ class StreamedFile:
     def finished(self) -> bool:
         """Whether ``path`` already is the whole file, as its size and everything but its values say."""
         try:
+            if not self.path.is_file():  # a pipe would be waited for
+                return False
             with self.path.open("rb") as file:
                 return os.fstat(file.fileno()).st_size == self.nbytes and file.read(len(self.header)) == self.header
         except OSError:
@@ -115,8 +117,8 @@ class StreamedFile:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that still have to be written at most, going by what the part file holds now."""
-        kept = self.part.stat().st_size if self._recorded() and self.part.is_file() else 0
+        """Bytes that still have to be written at most, going by what the part file holds now. Raises InputFileError."""
+        kept = self.part.stat().st_size if self._recorded() and _is_own(self.part) else 0
         return max(0, self.nbytes - kept)
 
     def make(self, advance: Advance = lambda count: None) -> None:
@@ -153,15 +155,15 @@ class StreamedFile:
 
     def _write(self, advance: Advance) -> list[str]:
         digests, end = self._resume()
-        with self.part.open("r+b" if digests or end else "wb", buffering=0) as file:
-            if end:
-                file.truncate(end)
-                file.seek(end)
-            else:
+        with _open_own(self.part) as file:
+            file.truncate(end)
+            file.seek(end)
+            if not end:
                 _write_all(file, self.header)
                 self._begin_record()
             advance(len(self.header) + sum(tensor.nbytes for tensor in self.tensors[: len(digests)]))
-            with self.record.open("ab", buffering=0) as record:
+            with _open_own(self.record) as record:
+                record.seek(0, os.SEEK_END)
                 for tensor in self.tensors[len(digests) :]:
                     digests.append(_append(file, tensor, advance))
                     _write_all(record, json.dumps([tensor.name, digests[-1]]).encode() + b"\n")
@@ -171,10 +173,10 @@ class StreamedFile:
     def _resume(self) -> tuple[list[str], int]:
         """Digests of the tensors that the part file holds intact, and where they end; 0 when nothing can be kept."""
         recorded = self._recorded()
-        if not recorded or not self.part.is_file():
+        if not recorded or not _is_own(self.part):
             return [], 0
         kept: list[str] = []
-        with self.part.open("rb") as file:
+        with _open_own(self.part) as file:
             if file.read(len(self.header)) != self.header:
                 return [], 0
             for tensor, (name, digest) in zip(self.tensors, recorded[1:], strict=False):
@@ -182,15 +184,16 @@ class StreamedFile:
                     break
                 kept.append(digest)
         # The record keeps as many lines; one more may be there, cut off when the process died.
-        lines = self.record.read_bytes().split(b"\n")[: 1 + len(kept)]
-        os.truncate(self.record, sum(len(line) + 1 for line in lines))
+        with _open_own(self.record) as record:
+            lines = record.readall().split(b"\n")[: 1 + len(kept)]
+            record.truncate(sum(len(line) + 1 for line in lines))
         return kept, len(self.header) + sum(tensor.nbytes for tensor in self.tensors[: len(kept)])
 
     def _recorded(self) -> list[tuple[str, str]]:
         """The lines of the record, the first of which names the plan; nothing for a record of another plan."""
         lines: list[tuple[str, str]] = []
         try:
-            text = self.record.read_bytes()
+            text = self.record.read_bytes() if _is_own(self.record) else b""
         except OSError:
             return []
         # A line without its end was being written when the process died.
@@ -204,7 +207,9 @@ class StreamedFile:
 
     def _begin_record(self) -> None:
         """Starts the record anew; an existing file is emptied and not replaced, because it carries the lock."""
-        self.record.write_text(json.dumps(["plan", self._plan]) + "\n", encoding="utf-8")
+        with _open_own(self.record) as record:
+            record.truncate(0)
+            record.write(json.dumps(["plan", self._plan]).encode() + b"\n")
 
     def _verify(self, digests: Sequence[str], advance: Advance) -> None:
         """Opens the part file with safetensors' own reader and compares names, shapes, dtypes and checksums."""
@@ -224,7 +229,7 @@ class StreamedFile:
                         raise WeightsError(f"{self.part}: {tensor.name} has a wrong shape or dtype; delete the file")
         except SafetensorError as error:
             raise WeightsError(f"{self.part} cannot be read back ({error}); delete it and run this again") from error
-        with self.part.open("rb") as stored:
+        with _open_own(self.part) as stored:
             advance(len(stored.read(len(self.header))))
             for tensor, digest in zip(self.tensors, digests, strict=True):
                 if _digest_of(stored, tensor.nbytes, advance) != digest:
@@ -283,10 +288,50 @@ def _write_all(file: FileIO, data: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
+def _is_own(path: Path) -> bool:
+    """Whether an unfinished file is there. Raises InputFileError for anything else that has its name.
+
+    What a link leads to, or what has a second name, is somebody else's and would be overwritten; a pipe would be
+    waited for.
+    """
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    _require_own(path, found)
+    return True
+
+
+def _require_own(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no ordinary file"
+    elif found.st_nlink > 1:
+        what = "a hard link, whose file has another name too"
+    else:
+        return
+    raise InputFileError(f"{path} is {what}, and an unfinished file is to be made under this name; remove it")
+
+
+def _open_own(path: Path) -> FileIO:
+    """Opens an unfinished file for reading and writing, made when it is not there. Raises InputFileError, OSError."""
+    _is_own(path)
+    flags = os.O_RDWR | os.O_CREAT
+    # Whatever has taken its place since then is neither followed nor waited for. Windows lacks most of these.
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        _require_own(path, os.fstat(descriptor))
+        return os.fdopen(descriptor, "r+b", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def _lock(path: Path) -> Any:
     """An open file that no other process can lock at the same time. Raises InputFileError when one has."""
     try:
-        file = path.open("ab")
+        file = _open_own(path)
     except OSError as error:
         raise InputFileError(f"{path} cannot be written: {error}") from error
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import lingbot_core
 from lingbot_core.camera import PER_LATENT, CameraTrajectory, KeyMotion, clip_controls, controls, load_camera
@@ -40,6 +43,7 @@ from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.world import DTYPES, World
 from lingbot_core.errors import CameraError, LengthError
 from lingbot_core.presets import get_preset
+from lingbot_core.weights.layout import EMBEDDED_TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = ROOT / "examples" / "03" / "image.jpg"
@@ -339,9 +343,21 @@ REFUSED = [
     (("--size", "50x80"), "height=50 must be a positive multiple of 16", ()),
     (("--crf", 60), "crf=60.0 must be between 1", ()),
     (("--output", "."), "is a folder", ()),
-    (("--output", "tiny.png", "--image", "tiny.png"), "is the input --image and would be overwritten", ()),
+    (("--report", "tiny.png", "--image", "tiny.png"), "is the input --image and would be overwritten", ()),
+    (
+        ("--output", "out.gif"),
+        "--output out.gif must end in .mp4, the only kind of video made here; name it out.mp4",
+        (),
+    ),
+    (("--output", "noext"), "name it noext.mp4", ()),
+    (("--output", "x" * 300 + ".mp4"), "cannot be written: File name too long", ()),
+    (("--report", "x" * 300), "cannot be written: File name too long", ()),
+    (("--image", "x" * 300), "cannot be read: File name too long", ()),
+    (("--save-latents", "x" * 300), "cannot be saved to " + "x" * 300 + ": File name too long", ()),
     (("--report", "out.mp4"), "video and report cannot be one file", ()),
-    (("--report", "folder"), "is not a regular file", ()),
+    (("--report", "folder"), "folder is a folder; name a file in it, such as folder/report.json", ()),
+    (("--report", "out.mp4.part"), "video and report cannot be one file", ()),
+    (("--report", "/dev/null"), "/dev/null is not a regular file", ()),
     (("--output", "tiny.png/out.mp4"), "the folder tiny.png cannot be made", ()),
     (("--save-latents", "tiny.png"), "latents cannot be saved to tiny.png", ()),
     (("--prompt", "caf\udce9"), "--prompt is not valid text", ()),
@@ -374,6 +390,9 @@ def test_a_bad_option_is_refused_by_name(tmp_path, monkeypatch, unloaded, capsys
         (("--events", "script.jsonl", "--length", "hold"), "--length fits paths to chunks"),
         (("--events", "script.jsonl", "--snap", "up"), "--snap rounds --num-frames"),
         (("--events", "script.jsonl", "--report", "script.jsonl"), "is the input --events and would be overwritten"),
+        (("--action-path", "x" * 300), "cannot be read: File name too long"),
+        (("--poses", "x" * 300), "File name too long"),
+        (("--action-string", "w-99999"), "99999 frames, 100001 as whole latent frames; fewer than 100000 are accepted"),
     ],
 )
 def test_a_bad_camera_is_refused_by_name(tmp_path, monkeypatch, unloaded, capsys, camera, message):
@@ -396,6 +415,9 @@ def test_a_bad_camera_is_refused_by_name(tmp_path, monkeypatch, unloaded, capsys
         (("--action-string", "w-8", "--device", "abacus"), "is no device"),
         (("--action-string", "w-8", "--num-frames", "many"), "whole number"),
         (("--action-string", "w-8", "--num", "9"), "unrecognized arguments: --num"),
+        (("--action-string", "w-8", "--save-latents", ""), "--save-latents: the path is empty"),
+        (("--action-string", "w-8", "--output", "new/"), "'new/' is a folder; name a file in it"),
+        (("--action-string", "w-8", "--report", "new/"), "'new/' is a folder; name a file in it"),
     ],
 )
 def test_arguments_that_make_no_sense_end_with_2(capsys, options, message):
@@ -432,6 +454,169 @@ def test_an_unexpected_error_is_one_line_unless_asked_for_more(tmp_path, monkeyp
     assert os.listdir(tmp_path) == []
 
 
+# What is read is never written
+
+
+@pytest.mark.parametrize("way", ["itself", "by a symbolic link", "by a hard link"])
+@pytest.mark.parametrize("place", ["out.mp4", "out.mp4.part", "out.json", "out.json.part"])
+def test_an_input_is_not_written_by_any_name(tmp_path, unloaded, capsys, way, place):
+    image, target = tmp_path / "picture", tmp_path / place
+    shutil.copy(IMAGE, image)
+    {"itself": image.rename, "by a symbolic link": target.symlink_to, "by a hard link": target.hardlink_to}[way](
+        target if way == "itself" else image
+    )
+    given = target if way == "itself" else image
+    before = given.read_bytes()
+    assert main(words(tmp_path / "out.mp4", "--image", given)) == 2
+    assert f"{place} is the input --image and would be overwritten" in capsys.readouterr().err
+    assert given.read_bytes() == before
+
+
+@pytest.mark.parametrize("option", ["--action-path", "--poses"])
+@pytest.mark.parametrize("name", ["poses.npy", "intrinsics.npy", "action.npy"])
+def test_the_files_in_a_folder_of_poses_are_not_written(tmp_path, unloaded, capsys, option, name):
+    folder = tmp_path / "camera"
+    shutil.copytree(FOLDER, folder)
+    (folder / "action.npy").touch()
+    assert main(words(tmp_path / "out.mp4", "--report", folder / name, camera=(option, folder))) == 2
+    assert f"{name} is the input {option} and would be overwritten; name another --report" in capsys.readouterr().err
+
+
+def test_nothing_is_written_into_the_folder_of_a_model(tmp_path, unloaded, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(EMBEDDED_TINY, model)
+    for option, name in (("--report", "world.json"), ("--output", "vae/new.mp4"), ("--save-latents", "latents")):
+        assert main(words(tmp_path / "out.mp4", "--model", model, option, model / name)) == 2
+        assert f"lies in the folder of --model ({model})" in capsys.readouterr().err
+    (weights,) = (model / "vae").glob("*.safetensors")
+    alone = tmp_path / "vae.safetensors"
+    alone.hardlink_to(weights)
+    assert main(words(tmp_path / "out.mp4", "--vae", weights, "--report", alone)) == 2
+    assert "is the input --vae and would be overwritten" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["model", "vae.safetensors"]
+
+
+def test_a_folder_with_files_of_others_gets_no_latents(tmp_path, unloaded, capsys):
+    foreign = tmp_path / "chunk_0000.safetensors"
+    save_file({"weights": torch.zeros(1)}, foreign, metadata={"format": "pt"})
+    before = foreign.read_bytes()
+    assert main(words(tmp_path / "out.mp4", "--save-latents", tmp_path)) == 2
+    assert "chunk_0000.safetensors is no chunk that --save-latents wrote" in capsys.readouterr().err
+    assert foreign.read_bytes() == before
+    assert os.listdir(tmp_path) == ["chunk_0000.safetensors"]
+
+
+@pytest.mark.parametrize("option", ["--image", "--output", "--report", "--save-latents", "--events", "--action-path"])
+def test_a_loop_of_links_is_named(tmp_path, unloaded, capsys, option):
+    loop = tmp_path / "loop.mp4"
+    loop.symlink_to(loop)
+    camera = (option, loop) if option in ("--events", "--action-path") else ("--action-string", "w-8")
+    more = () if option in ("--events", "--action-path") else (option, loop)
+    assert main(words(tmp_path / "out.mp4", *more, camera=camera)) == 2
+    error = capsys.readouterr().err
+    assert "loop.mp4" in error
+    assert "symbolic links" in error or "File exists" in error
+    assert os.listdir(tmp_path) == ["loop.mp4"]
+
+
+@pytest.mark.parametrize("option", ["--action-path", "--poses"])
+def test_a_folder_that_may_not_be_read_is_named(tmp_path, unloaded, monkeypatch, capsys, option):
+    exists = Path.exists
+
+    def denied(self: Path) -> bool:
+        if self.name == "intrinsics.npy":
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return exists(self)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    assert main(words(tmp_path / "out.mp4", camera=(option, FOLDER))) == 2
+    assert f"{FOLDER / 'intrinsics.npy'} cannot be read: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+@pytest.mark.parametrize("place", ["out.json.part", "out.mp4.part"])
+def test_a_part_file_that_is_not_ours_is_refused(tmp_path, unloaded, capsys, kind, place):
+    part, other = tmp_path / place, tmp_path / "other"
+    other.write_text("precious")
+    {"pipe": lambda: os.mkfifo(part), "link": lambda: part.symlink_to(other), "folder": part.mkdir}[kind]()
+    assert main(words(tmp_path / "out.mp4")) == 2
+    assert f"{place} is in the way" in capsys.readouterr().err
+    assert other.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["other", place]
+
+
+# What is missing, broken or interrupted
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("cv2", "opencv-python"), ("av", "av"), ("safetensors", "safetensors")]
+)
+def test_a_missing_package_is_named_as_pip_knows_it(tmp_path, loaded, monkeypatch, capsys, module, package):
+    monkeypatch.setitem(sys.modules, module, None)
+    if module == "safetensors":  # it is loaded already, and what imports it
+        monkeypatch.setattr(generate, "run", lambda args: __import__("safetensors"))
+    assert main(words(tmp_path / "out.mp4")) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"error: the package {package} is not installed; run: pip install {package}"
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_interrupt_while_something_is_imported_is_an_interrupt(tmp_path, monkeypatch, capsys):
+    def run(args: object) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("bad install or environment on your machine") from None
+        return 0
+
+    monkeypatch.setattr(generate, "run", run)
+    assert main(words(tmp_path / "out.mp4")) == 130
+    assert capsys.readouterr().err == "interrupted before the first chunk; nothing was written\n"
+
+
+class Broken(io.StringIO):
+    """A stream that fails after so many writes."""
+
+    def __init__(self, writes: int, error: Exception) -> None:
+        super().__init__()
+        self.left, self.error = writes, error
+
+    def write(self, text: str) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return len(text)
+
+
+@pytest.mark.parametrize("which", ["stdout", "stderr"])
+@pytest.mark.parametrize(
+    "stream", [None, Broken(0, OSError(errno.ENOSPC, "No space left")), Broken(4, BrokenPipeError(errno.EPIPE, "pipe"))]
+)
+def test_a_broken_output_stops_nothing(loaded, tmp_path, monkeypatch, which, stream):
+    monkeypatch.setattr(sys, which, stream)
+    output = tmp_path / "out.mp4"
+    assert main(words(output)) == 0
+    assert report_of(output)["stopped"] is None
+    assert probe(output).frames == 21
+
+
+def test_closed_files_do_not_get_into_the_video(tmp_path):
+    output = tmp_path / "out.mp4"
+    shown = " ".join(f"'{word}'" for word in words(output, camera=("--action-string", "w-8")))
+    done = subprocess.run(
+        f"'{sys.executable}' -m lingbot_core {shown} >/dev/full 2>&-", shell=True, cwd=ROOT, timeout=100, check=False
+    )
+    assert done.returncode == 0
+    assert report_of(output)["length"]["made"] == probe(output).frames == 9
+
+
+def test_output_that_is_lost_is_an_error_where_it_is_all_there_is(monkeypatch, capsys):
+    for error, code in ((OSError(errno.ENOSPC, "No space left"), 1), (BrokenPipeError(errno.EPIPE, "pipe"), 0)):
+        monkeypatch.setattr(sys, "stdout", Broken(0, error))
+        assert main(["inspect", "tiny"]) == code
+    assert "the output could not be written: [Errno 28] No space left" in capsys.readouterr().err
+
+
 # Runs
 
 
@@ -439,7 +624,8 @@ def test_a_run_writes_what_the_library_makes_and_says_how(loaded, tmp_path, caps
     output = tmp_path / "new" / "folder" / "out.mp4"
     latents = tmp_path / "latents"
     latents.mkdir()
-    (latents / "chunk_0007.safetensors").write_bytes(b"of an earlier run")
+    earlier = dict.fromkeys(("chunk", "preset", "seed", "noise", "model"), "x")
+    save_file({"latents": torch.zeros(1)}, latents / "chunk_0007.safetensors", metadata=earlier)
     camera = ("--action-path", FOLDER)
     assert main(words(output, "--num-frames", 25, "--seed", 7, "--save-latents", latents, camera=camera)) == 0
 
@@ -574,6 +760,87 @@ def test_an_interrupt_while_a_chunk_is_decoded_loses_no_frame(loaded, tmp_path, 
     output = tmp_path / "out.mp4"
     assert main(words(output, camera=("--action-string", "w-44"))) == 130
     assert report_of(output)["length"]["made"] == probe(output).frames == 21
+
+
+def test_names_that_are_no_text_are_escaped_in_the_report(loaded, tmp_path, capsys):
+    image, output = tmp_path / "\udce9.jpg", tmp_path / "\udcfc.mp4"
+    shutil.copy(IMAGE, image)
+    assert main(words(output, "--image", image, camera=("--action-string", "w-8"))) == 0
+    assert b"\\udce9.jpg" in output.with_suffix(".json").read_bytes()
+    report = report_of(output)
+    assert (report["image"]["path"], report["video"]["path"]) == (str(image), str(output))
+    assert "udcfc.mp4: 9 planned, 9 made" in capsys.readouterr().out
+
+
+def test_the_report_of_the_video_before_goes_with_it(loaded, tmp_path, monkeypatch):
+    output = tmp_path / "out.mp4"
+    output.write_bytes(b"an older video")
+    output.with_suffix(".json").write_text("its report")
+    seen = []
+    finish = Progress.finish_chunk
+
+    def look(self: Progress, frames: int) -> None:
+        seen.append((output.with_suffix(".json").exists(), probe(output).frames))
+        finish(self, frames)
+
+    monkeypatch.setattr(Progress, "finish_chunk", look)
+    assert main(words(output)) == 0
+    assert seen == [(False, 8), (False, 20)]  # a file that is written lacks its newest frame
+    assert report_of(output)["length"]["made"] == 21
+
+
+def test_a_disk_that_is_full_from_the_start_costs_no_earlier_video(loaded, tmp_path, capsys):
+    output = tmp_path / "out.mp4"
+    assert main(words(output)) == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, hard))
+    try:
+        assert main(words(output, "--seed", 2)) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "the video that was there is as it was" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("shared", ["video", "report"])
+@pytest.mark.parametrize("chunks_before", [0, 1])
+def test_a_second_run_into_the_same_files_is_refused(loaded, tmp_path, monkeypatch, capsys, shared, chunks_before):
+    output, report = tmp_path / "out.mp4", tmp_path / "report.json"
+    second = words(
+        output if shared == "video" else tmp_path / "other.mp4",
+        "--report",
+        report if shared == "report" else tmp_path / "other.json",
+    )
+    codes = []
+    step = Progress.step
+
+    def run_another(self: Progress, index: int, total: int) -> None:
+        step(self, index, total)
+        if self.done_chunks == chunks_before and not codes:
+            codes.append(-1)
+            codes[0] = main(second)
+
+    monkeypatch.setattr(Progress, "step", run_another)
+    assert main(words(output, "--report", report)) == 0
+    assert codes == [2]
+    assert "is being written by another process" in capsys.readouterr().err
+    assert json.loads(report.read_text())["length"]["made"] == probe(output).frames == 21
+    assert sorted(os.listdir(tmp_path)) == ["out.mp4", "report.json"]
+
+
+def test_a_kill_before_the_first_frame_leaves_no_video_and_the_next_run_is_not_in_its_way(loaded, tmp_path):
+    output = tmp_path / "out.mp4"
+    code = (
+        "import os, signal, sys; from lingbot_core.cli import main, record; "
+        "record._Recording.run = lambda self: os.kill(os.getpid(), signal.SIGKILL); main(sys.argv[1:])"
+    )
+    child = subprocess.run([sys.executable, "-c", code, *words(output)], cwd=ROOT, timeout=100, check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == ["out.json.part", "out.mp4.part"]
+    assert main(words(output)) == 0
+    assert sorted(os.listdir(tmp_path)) == ["out.json", "out.mp4"]
+    assert probe(output).frames == 21
 
 
 def test_an_interrupt_before_the_first_chunk_leaves_everything_as_it_was(loaded, tmp_path, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -113,6 +114,8 @@ BAD_LINES = [
     ({"event_id": 1}, InputFileError, "event_id 1 follows 1; ids must rise"),
     ({"event_id": 0}, InputFileError, "event_id 0 follows 1"),
     ({"event_id": 2, "frame": FRAMES}, InputFileError, "no field 'frame'; the fields are event_id, prompt"),
+    ('{"event_id": 2, "event_id": 3}', InputFileError, "the field 'event_id' is given twice; keep one"),
+    ('{"event_id": 2, "camera": {"mode": 1, "mode": 1}}', InputFileError, "the field 'mode' is given twice"),
     ({"event_id": 2, "prompt": ""}, PromptError, "leave it out to keep the prompt"),
     ({"event_id": 2, "prompt": 7}, PromptError, "prompt must be text"),
     ({"event_id": 2, "frames": [["w"], []]}, CameraError, r"2 entries; a chunk has 3 latent frames.*\[\[\"w\"\]"),
@@ -158,9 +161,13 @@ def test_a_script_needs_an_event(tmp_path):
         parse_events(tmp_path / "empty.jsonl", chunk=3, steps=PER_LATENT)
 
 
-@pytest.mark.parametrize(("name", "message"), [("missing", "does not exist"), ("folder", "cannot be read")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("missing", "does not exist"), ("folder", "cannot be read"), ("pipe", "cannot be read: it is not a regular file")],
+)
 def test_an_unreadable_file_is_named(tmp_path, name, message):
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputFileError, match=f"{name}.*{message}"):
         parse_events(tmp_path / name, chunk=3, steps=PER_LATENT)
 

@@ -394,11 +394,61 @@ def test_arrays_that_are_no_picture_are_refused(picture, reason):
         prepare_image(picture)
 
 
+JPEGS = {
+    f"{mode} {kind}": encoded(Image.fromarray(smooth_picture(120, 180)).convert(mode), "JPEG", **options)
+    for mode in ("RGB", "L")
+    for kind, options in {
+        "4:4:4": {"subsampling": 0},
+        "4:2:0": {"subsampling": 2},
+        "progressive": {"progressive": True},
+        "restarts": {"restart_marker_blocks": 5},
+        "notes": {"exif": Image.Exif(), "comment": b"\xff\xd9 no end", "icc_profile": b"p" * 200},
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", JPEGS)
+def test_a_jpeg_whose_data_end_early_is_damaged_and_what_follows_its_end_does_not_count(name):
+    data = JPEGS[name]
+    middle = (data.find(b"\xff\xda") + len(data)) // 2
+    for bad in (data[:middle] + b"\xff\xd9", data[:middle] + b"\xff\xd9" + data[middle + 2 :]):
+        with pytest.raises(ImageError, match="damaged: its JPEG data ends early"):
+            read_image(bad)
+    expected = read_image(data)
+    noise = np.random.default_rng(3).bytes(3000)
+    for more in (b"\0" * 500, b"\n", data, noise):
+        np.testing.assert_array_equal(read_image(data + more), expected)
+
+
+def test_a_jpeg_in_four_colours_is_read():
+    data = encoded(PICTURE.convert("CMYK"), "JPEG")
+    assert read_image(data).shape == (HEIGHT, WIDTH, 3)
+
+
 def test_unknown_modes_and_sizes_are_refused():
     with pytest.raises(ImageError, match="'fill'; use one of area, stretch, crop, pad"):
         prepare_image(smooth_picture(), mode="fill")
     with pytest.raises(ImageError, match="multiple of 16"):
         prepare_image(smooth_picture(), size=(30, 48))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"size": (10**6, 16), "mode": "crop"}, "takes .* megapixels for an image of 40x60; at most 128 are made"),
+        ({"size": (16_000, 16_000)}, "takes 256 megapixels"),
+        ({"area": 10**12}, "megapixels"),
+        ({"size": (48,)}, "must be two whole numbers of pixels"),
+        ({"size": 48}, "must be two whole numbers of pixels"),
+        ({"size": ("48", 48)}, "height='48' must be a whole number"),
+        ({"area": "480p"}, "area='480p' must be a number of pixels"),
+        ({"area": True}, "area=True must be a number"),
+        ({"area": float("nan")}, "area=nan must be a positive number"),
+    ],
+)
+def test_sizes_that_cannot_be_made_are_refused(options, reason):
+    with pytest.raises(ImageError, match=reason):
+        prepare_image(smooth_picture(), **options)
 
 
 def test_frames_are_truncated_to_bytes():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -256,6 +258,67 @@ def test_a_missing_or_broken_tokenizer_folder_is_named(tmp_path, folder):
     with pytest.raises(InputFileError, match="cannot be read"):
         load_tokenizer(tmp_path)
     assert load_tokenizer(str(folder)).eos_token_id == 1
+
+
+@pytest.mark.parametrize("config", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize("answer", ["y\n", "", None])
+def test_code_in_a_tokenizer_folder_is_refused_without_a_question(tmp_path, folder, monkeypatch, config, answer):
+    def asked(*_: object) -> str:
+        questions.append(config)
+        return "y"
+
+    questions: list[str] = []
+    monkeypatch.setattr("builtins.input", asked)
+    monkeypatch.setattr("sys.stdin", None if answer is None else io.StringIO(answer))
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    harm = tmp_path / "harm"
+    code = f"open({str(harm)!r}, 'w')\nfrom transformers import PreTrainedTokenizerFast\n"
+    (copy / "own.py").write_text(code + "class Own(PreTrainedTokenizerFast): pass\n")
+    classes = {"AutoTokenizer": ["own.Own", "own.Own"], "AutoConfig": "own.Own"}
+    about = {"auto_map": classes, "tokenizer_class": "Own", "model_type": "own", "eos_token": "</s>"}
+    (copy / config).write_text(json.dumps(about))
+    with pytest.raises(InputFileError, match=rf"{config} asks for code of its own \(auto_map\), which is never run"):
+        load_tokenizer(copy)
+    assert not questions
+    assert not harm.exists()
+
+
+def test_transformers_is_told_to_run_no_code(folder, monkeypatch):
+    given = {}
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **options: given.update(options))
+    load_tokenizer(folder)
+    assert given == {"local_files_only": True, "trust_remote_code": False}
+
+
+def test_a_configuration_cannot_name_code_on_a_server():
+    """transformers fetches the attention that a configuration names as OWNER/NAME."""
+    model = build_umt5({**CONFIG, "attn_implementation": "someone/kernels", "_attn_implementation": "someone/kernels"})
+    assert "/" not in str(model.config._attn_implementation)
+    assert not hasattr(model.config, "auto_map")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_heads": "x"}, {"feed_forward_proj": 3}, {"relative_attention_num_buckets": -1}, {"d_model": -4}],
+)
+def test_sizes_of_which_no_encoder_can_be_made_are_refused(wrong):
+    with pytest.raises(WeightsError, match="no umT5 encoder can be made of this configuration: "):
+        build_umt5({**CONFIG, **wrong})
+
+
+def test_shapes_without_heads_are_refused():
+    shapes = {name: list(tensor.shape) for name, tensor in native_weights().items()}
+    with pytest.raises(WeightsError, match="do not divide into 0 heads"):
+        umt5_config_from_shapes({**shapes, "blocks.0.pos_embedding.embedding.weight": [32, 0]})
+
+
+def test_a_tokenizer_folder_that_may_not_be_read_is_named(folder, monkeypatch):
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputFileError, match=r"tokenizer folder .*umt5 cannot be read: Permission denied"):
+        load_tokenizer(folder)
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(model):

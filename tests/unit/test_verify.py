@@ -236,6 +236,7 @@ def test_without_the_examples_the_options_to_give_are_named(unloaded, tmp_path, 
         (("--image", "{run}/first_frame.png"), "lies in the folder that this run writes to"),
         (("--output", "{run}/world.mp4"), "is a file; name a folder"),
         (("--output", "{new}", "--against", "{run}/world.mp4"), "is not JSON"),
+        (("--output", "{new}", "--against", "/dev/null"), "is not a regular file; name a report.json"),
         (("--output", "{new}", "--against", "{run}/gone.json"), "cannot be read: No such file"),
     ],
 )
@@ -248,6 +249,15 @@ def test_what_cannot_be_run_is_refused_before_the_model_is_loaded(earlier, unloa
     assert re.search(message, error), error
     assert {file.name: file.read_bytes() for file in earlier.iterdir()} == before
     assert not (tmp_path / "new").exists()
+
+
+def test_no_picture_is_written_over_an_input(unloaded, tmp_path, capsys):
+    image = tmp_path / "image.jpg"
+    shutil.copy(EXAMPLE / "image.jpg", image)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "first_frame.png").hardlink_to(image)
+    assert main(words(tmp_path / "run", "--image", image)) == 2
+    assert "first_frame.png is the input --image and would be overwritten" in capsys.readouterr().err
 
 
 # The comparison

@@ -225,7 +225,7 @@ def test_a_full_disk_is_called_a_full_disk(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data[: max(1, len(data) // 2)])  # a disk may also take less than it was given
 
-    monkeypatch.setattr(video, "_open_for_writing", lambda path: FullDisk(path, "wb"))
+    monkeypatch.setattr(video, "FileIO", FullDisk)
     with pytest.raises(VideoError, match="the disk is full; free some space"), writer(tmp_path / "world.mp4") as file:
         file.write(noise(60))
     assert len(decoded(tmp_path / "world.mp4")) == file.frames > 0
@@ -263,6 +263,63 @@ def test_without_frames_nothing_changes_on_the_disk(tmp_path):
     with writer(old) as file:
         file.write(noise(2))
     assert probe(old).frames == 2
+
+
+def test_an_earlier_file_stays_until_the_first_write_is_whole(tmp_path):
+    path = tmp_path / "world.mp4"
+    path.write_bytes(b"what was there before")
+    file = writer(path)
+    with file_size_limit(60_000), pytest.raises(VideoError, match="the video that was there is as it was"):
+        file.write(noise(30))
+    assert (file.frames, file.published, path.read_bytes()) == (0, False, b"what was there before")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["world.mp4"]
+    file = writer(path)
+    file.write(noise(1))  # the muxer holds it back
+    assert (file.published, path.read_bytes()) == (False, b"what was there before")
+    file.write(noise(8))
+    assert (file.published, probe(path).frames) == (True, 8)
+    with file_size_limit(60_000), pytest.raises(VideoError, match="frames written before are in the file and play"):
+        file.write(noise(30))
+    assert probe(path).frames == file.frames >= 8
+
+
+def test_a_single_frame_is_a_video(tmp_path):
+    with writer(tmp_path / "world.mp4") as file:
+        file.write(noise(1))
+    assert probe(tmp_path / "world.mp4").frames == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["world.mp4"]
+
+
+def test_a_file_has_one_writer(tmp_path):
+    path = tmp_path / "world.mp4"
+    with writer(path) as file:
+        for frames in (2, 2):
+            with pytest.raises(VideoError, match=r"world.mp4 is being written by another process"):
+                writer(path)
+            file.write(noise(frames))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["world.mp4"]
+    with writer(path) as file:
+        file.write(noise(3))
+    assert probe(path).frames == 3
+
+
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path):
+    real, link = tmp_path / "real.mp4", tmp_path / "link.mp4"
+    link.symlink_to(real)
+    with writer(link) as file:
+        file.write(noise(2))
+    assert link.is_symlink()
+    assert probe(real).frames == 2
+
+
+def test_a_name_that_cannot_be_given_leaves_the_frames_in_the_part_file(tmp_path):
+    path = tmp_path / "world.mp4"
+    file = writer(path)
+    path.mkdir()
+    file.write(noise(4))
+    with pytest.raises(VideoError, match=r"Is a directory; its 4 frames are in .*world.mp4.part"):
+        file.close()
+    assert probe(tmp_path / "world.mp4.part").frames == 4
 
 
 def test_paths_that_cannot_be_written_are_refused_at_once(tmp_path):

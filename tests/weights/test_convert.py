@@ -504,8 +504,8 @@ def stop_at(index: int) -> list[StreamedTensor]:
     return tensors
 
 
-def interrupted(path: Path, at: int = 5, source: str = "") -> StreamedFile:
-    file = StreamedFile(path, stop_at(at), {}, source=source)
+def interrupted(path: Path, at: int = 5, about: Mapping[str, str] | None = None) -> StreamedFile:
+    file = StreamedFile(path, stop_at(at), about or {})
     with pytest.raises(KeyboardInterrupt), file:
         file.make()
     return file
@@ -551,7 +551,7 @@ def flip(data: bytes, at: int) -> bytes:
 
 def test_a_part_of_other_sources_is_not_continued(tmp_path):
     path = tmp_path / "x.safetensors"
-    file = interrupted(path, source="older")
+    file = interrupted(path, about={"source": "older"})
     file.part.write_bytes(file.part.read_bytes())
     reads: list[str] = []
 
@@ -562,7 +562,7 @@ def test_a_part_of_other_sources_is_not_continued(tmp_path):
 
         return StreamedTensor(tensor.name, tensor.shape, tensor.dtype, read)
 
-    with StreamedFile(path, [noting(tensor) for tensor in numbers(8)], {}, source="newer") as again:
+    with StreamedFile(path, [noting(tensor) for tensor in numbers(8)], {"source": "newer"}) as again:
         again.make()
     assert reads == [f"t{i}" for i in range(8)]
 
