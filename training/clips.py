@@ -31,7 +31,7 @@ PER_LATENT_SHARE = 0.35
 SWITCH_SHARE = 0.4
 EMPTY_SHARE = 0.1
 # Clips that may look up and down to the presets' own limit; the others stay near the horizon.
-STEEP_SHARE = 0.3
+STEEP_SHARE = 0.2
 LEVEL_LIMIT_DEG = 34.0
 FADE_FRAMES = 8  # over which a new style comes in
 
@@ -104,7 +104,7 @@ def sample_clips(seed: int, count: int, *, latents: int, chunk: int = 3) -> Clip
             rng.random(count) * PERIOD,
             rng.random(count) * 2 * np.pi,
             # Most walks begin level; the rest in the middle of looking up or down.
-            np.where(rng.random(count) < 0.65, 0.0, rng.uniform(-1, 1, count) * np.where(steep, 70, 30)) * np.pi / 180,
+            np.where(rng.random(count) < 0.75, 0.0, rng.uniform(-1, 1, count) * np.where(steep, 70, 30)) * np.pi / 180,
         ],
         axis=1,
     )

@@ -153,7 +153,7 @@ def wrapped(offset: Tensor) -> Tensor:
     return offset - PERIOD * torch.round(offset / PERIOD)
 
 
-def clear_path(scenes: Scenes, c2w: Tensor, margin: float = 0.16) -> Scenes:
+def clear_path(scenes: Scenes, c2w: Tensor, margin: float = 0.24) -> Scenes:
     """Makes way for a camera path [B, T, 4, 4]: things near it shrink, and vanish where it goes through them."""
     path = c2w[:, :, :3, 3].to(scenes.centre)
     distance = torch.full(scenes.reach.shape, PERIOD, device=scenes.reach.device)
