@@ -141,7 +141,7 @@ class Teacher:
     """Teacher forcing on the parameters of ``dit``.
 
     window: chunks that attention sees, the current one included. table: text states of all prompts, [P, text_len,
-    text_dim], padded with zeros. run_block: `Teacher.block`, or a compiled version of it.
+    text_dim], padded with zeros. run_block, run_begin, run_end: the functions below, or compiled versions of them.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Teacher:
         self.table = table
         self.device = table.device
         self.run_block = block_forward
-        self.run_alone = block_alone
+        self.run_begin, self.run_end = block_begin, block_end
         self.attention = windowed
 
     @property
@@ -253,9 +253,10 @@ class Teacher:
         for layer, block in enumerate(self.dit.blocks):
             keys, values = self.cross(block, text, batch.prompts[:, one])
             before_k, before_v = past[layer]
-            x, k, v = self.run_alone(
-                block, x, rows[:, :, None], cos, sin, view[:, one], keys, values, before_k, before_v
-            )
+            q, k, v = self.run_begin(block, x, rows[:, :, None], cos, sin, view[:, one])
+            # Between two parts that may be compiled: the past has many lengths, and each would be compiled anew.
+            out = attend(q, torch.cat([before_k, k], dim=1), torch.cat([before_v, v], dim=1))
+            x = self.run_end(block, x, out, rows[:, :, None], view[:, one], keys, values)
             own.append((k, v))
         return self.unpatchify(self.head(x[:, :, 0], embedding))[:, 0], own
 
@@ -292,21 +293,17 @@ def block_forward(
     return after_attention(block, x, out, rows, scale.unsqueeze(2), shift.unsqueeze(2), keys, values)
 
 
-def block_alone(
-    block: Block,
-    x: Tensor,
-    rows: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    view: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    before_k: Tensor,
-    before_v: Tensor,
+def block_begin(
+    block: Block, x: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, view: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A block over one chunk, x: float32 [B, 1, 1, S, dim], after earlier keys and values."""
+    """Queries, keys and values of one chunk, x: float32 [B, 1, 1, S, dim]."""
+    q, k, v = before_attention(block, x, rows + block.modulation[0], cos, sin, view.dtype)
+    return q[:, 0, 0], k[:, 0, 0], v[:, 0, 0]
+
+
+def block_end(block: Block, x: Tensor, out: Tensor, rows: Tensor, view: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """What follows on attention's result ``out`` [B, S, heads, head_dim]."""
     rows = rows + block.modulation[0]
-    q, k, v = (t[:, 0, 0] for t in before_attention(block, x, rows, cos, sin, view.dtype))
-    out = attend(q, torch.cat([before_k, k], dim=1), torch.cat([before_v, v], dim=1)).flatten(-2)[:, None, None]
     scale, shift = camera(block, view)
-    return after_attention(block, x, out, rows, scale.unsqueeze(2), shift.unsqueeze(2), keys, values), k, v
+    out = out.flatten(-2)[:, None, None]
+    return after_attention(block, x, out, rows, scale.unsqueeze(2), shift.unsqueeze(2), keys, values)

@@ -122,7 +122,7 @@ the large model; it knows one procedural toy world and nothing else.
 Rendered while training by `training/`: walks through random scenes of trees, balls, boxes and pillars on a plane, with
 keys held for 1 to 6 latent frames at both key steps, six palettes that may change once in a clip, views up to 85
 degrees up and down. No recorded or downloaded data. Training scenes have seeds from 1000000 on, evaluation scenes from
-2^40 on.
+500000 on.
 
 ## Training
 

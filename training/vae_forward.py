@@ -35,9 +35,23 @@ class Ways:
     norm: Callable[[Tensor, Tensor, bool], Tensor] = norm_rows
 
 
+def compiled_norm(device: torch.device) -> Callable[[Tensor, Tensor, bool], Tensor]:
+    """`norm_rows` in fused kernels where a GPU and a compiler are there, else as it is."""
+    if device.type != "cuda":
+        return norm_rows
+    compiled = torch.compile(norm_rows)
+    try:
+        x = torch.ones(64, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+        compiled(x, torch.ones(16, device=device), True).sum().backward()
+    except Exception as error:  # whatever a compiler may raise
+        print(f"the norm is not compiled: {str(error)[-300:]}", flush=True)
+        return norm_rows
+    return compiled
+
+
 def fast_ways(device: torch.device) -> Ways:
-    """What needs no measuring: on a GPU the norm is compiled, once for all sizes."""
-    return Ways(True, torch.compile(norm_rows) if device.type == "cuda" else norm_rows)
+    """What needs no measuring."""
+    return Ways(True, compiled_norm(device))
 
 
 def encode_moments(vae: WanVAE, video: Tensor, ways: Ways) -> Tensor:

@@ -16,7 +16,7 @@ from lingbot_core.models.vae import VAEConfig, WanVAE
 from .files import Log, load_parts, save_parts
 from .latents import encode_clips, fold_statistics, pictures
 from .optimise import Guard, Optimiser, Schedule, clear_grads, cosine, replayed
-from .vae_forward import Ways, decode_raw, encode_moments, norm_rows
+from .vae_forward import Ways, compiled_norm, decode_raw, encode_moments, norm_rows
 
 Videos = Callable[[int, int, int], Tensor]
 """(count, video frames, seed) -> uint8 [count, frames, 3, H, W] on the training device."""
@@ -151,8 +151,8 @@ def evaluate(vae: WanVAE, video: Tensor, dtype: torch.dtype, piece: int = 8) -> 
 
 def choose_ways(vae: WanVAE, video: Tensor, recipe: VAETraining, log: Log) -> Ways:
     """Measures both kinds of convolution over time on this device and takes the faster one."""
-    norm = torch.compile(norm_rows) if recipe.compiled else norm_rows
     torch._dynamo.config.cache_size_limit = 64
+    norm = compiled_norm(video.device) if recipe.compiled else norm_rows
     if recipe.stacked is not None or video.device.type != "cuda":
         return Ways(recipe.stacked is not False, norm)
     taken = {}
