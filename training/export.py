@@ -1,0 +1,167 @@
+"""From checkpoints to the model folder that ships: float16 safetensors, world.json, and a model card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lingbot_core.models.dit import CausalWanDiT
+from lingbot_core.models.vae import VAEConfig, WanVAE
+from lingbot_core.weights.load import fingerprint
+from lingbot_core.weights.metadata import FileMetadata, write_metadata
+
+from .dit_training import load_dit
+from .files import load_parts
+from .make_random_tiny import write_json
+from .scene import INTRINSICS, INTRINSICS_SIZE
+from .styles import PHRASES
+
+MOST_BYTES = 25_000_000
+SOURCE = "training/ of this repository"
+
+
+def write_world(vae_folder: Path, dit_folder: Path, text_folder: Path, target: Path) -> dict[str, Any]:
+    """Writes the model folder and returns what stands in world.json. Raises ValueError above MOST_BYTES."""
+    vae_weights, vae_about = load_parts(vae_folder, "vae")
+    dit_weights, config, about = load_dit(dit_folder)
+    for name in ("transformer", "vae"):
+        (target / name).mkdir(parents=True, exist_ok=True)
+    extra = {"num_heads": config.num_heads, "text_len": config.text_len}
+    metadata = write_metadata(FileMetadata("tiny", config.control, extra, SOURCE))
+    save_file(dit_weights, target / "transformer" / "diffusion_pytorch_model.safetensors", metadata=metadata)
+    write_json(target / "transformer" / "config.json", {**extra, "control_type": config.control})
+    metadata = write_metadata(FileMetadata(source=SOURCE))
+    save_file(vae_weights, target / "vae" / "diffusion_pytorch_model.safetensors", metadata=metadata)
+    for name in ("text_encoder", "tokenizer"):
+        if (text_folder / name).resolve() != (target / name).resolve():
+            shutil.rmtree(target / name, ignore_errors=True)
+            shutil.copytree(text_folder / name, target / name)
+
+    for path in target.rglob("*.safetensors"):
+        path.chmod(0o644)
+    fx, fy, cx, cy = INTRINSICS
+    width, height = INTRINSICS_SIZE
+    world = {
+        "name": "tiny",
+        "preset": "tiny",
+        "native_area": 96 * 160,
+        "trained": True,
+        "window": about["window"],
+        "translation_unit": "key",
+        "default_intrinsics": {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": width, "height": height},
+        "prompts": [phrase for phrases in PHRASES.values() for phrase in phrases],
+        "note": "trained by training/ on a procedural world; a demonstration of control, not of picture quality",
+        "fingerprint": _fingerprint(target, config, VAEConfig(vae_about["dim"], num_res_blocks=vae_about["blocks"])),
+    }
+    write_json(target / "world.json", world)
+    total = sum(path.stat().st_size for path in target.rglob("*.safetensors"))
+    if total > MOST_BYTES:
+        raise ValueError(f"the weights take {total} bytes; at most {MOST_BYTES} may ship")
+    return {**world, "bytes": total}
+
+
+def _fingerprint(target: Path, config: Any, vae_config: VAEConfig) -> str:
+    """What a session loaded with float32 weights will report."""
+    dit, vae = CausalWanDiT(config), WanVAE(vae_config)
+    for name, module in (("transformer", dit), ("vae", vae)):
+        weights = load_file(target / name / "diffusion_pytorch_model.safetensors")
+        module.load_state_dict({key: t.to(torch.float32) for key, t in weights.items()})
+    return fingerprint({"dit": dit, "vae": vae})
+
+
+def _last(log: Path, what: str) -> dict[str, Any]:
+    """The last line of a kind in a log; {} if there is none."""
+    if not log.is_file():
+        return {}
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if line["what"] == what), {})
+
+
+def fence(text: str) -> str:
+    """Text with fixed columns, for Markdown."""
+    return f"```text\n{text.strip()}\n```"
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(_number(v) for v in value)
+    return str(value)
+
+
+def write_card(
+    target: Path,
+    world: Mapping[str, Any],
+    *,
+    vae_log: Path,
+    dit_log: Path,
+    text_report: Mapping[str, Any],
+    measured: str,
+    card: str,
+) -> None:
+    """README.md of the model folder. measured: what the evaluation wrote; card: the GPU's name."""
+    vae, dit = _last(vae_log, "vae done"), _last(dit_log, "dit done")
+    vae_recipe = _last(vae_log, "vae").get("recipe", {})
+    dit_recipe = _last(dit_log, "dit").get("recipe", {})
+    pages = "\n".join(f"* {style}: {', '.join(phrases)}" for style, phrases in PHRASES.items())
+    text = f"""# The tiny world
+
+A world model of the structure of LingBot-World, small enough for a CPU: {world["bytes"] / 1e6:.1f} MB of float16
+weights, pictures of 160 x 96, four steps a chunk of 12 frames. Made to show control and to test the code that runs
+the large model; it knows one procedural toy world and nothing else.
+
+## Data
+
+Rendered while training by `training/`: walks through random scenes of trees, balls, boxes and pillars on a plane, with
+keys held for 1 to 6 latent frames at both key steps, six palettes that may change once in a clip, views up to 85
+degrees up and down. No recorded or downloaded data. Training scenes have seeds from 1000000 on, evaluation scenes from
+500000 on.
+
+## Training
+
+On one {card}.
+
+| part | steps | seconds | seed |
+| --- | --- | --- | --- |
+| VAE | {vae.get("step", "?")} | {_number(vae.get("seconds", "?"))} | {vae_recipe.get("seed", "?")} |
+| transformer | {dit.get("step", "?")} | {_number(dit.get("seconds", "?"))} | {dit_recipe.get("seed", "?")} |
+| text encoder (CPU) | {text_report.get("steps", "?")} | | {text_report.get("seed", "?")} |
+
+Steps whose gradients were not finite were skipped: {_number(vae.get("skipped", 0.0))} of the VAE's,
+{_number(dit.get("skipped", 0.0))} of the transformer's; weights were put back {vae.get("restored", 0)} and
+{dit.get("restored", 0)} times. Stages follow the clock, so that another run takes other numbers of steps; with
+`--steps` the seeds decide everything but the rounding of the GPU.
+
+## Use
+
+Preset `tiny` with a window of {world["window"]} latent frames, translation unit `key`, intrinsics
+{world["default_intrinsics"]}. Prompts it was trained on:
+
+{pages}
+
+Other wordings: a linear probe of the text states finds the style of {_share(text_report, "new_sentences")} of new
+sentences with known words and {_share(text_report, "new_words")} of those with new words (six styles).
+
+## Measured
+
+{fence(measured) if measured else "Not measured yet."}
+
+## Limits
+
+Pictures are soft and lose detail with time; what leaves the view does not come back as it was; things that were never
+in view are guessed, and few are. Photographs and other start pictures than those of the toy world turn into it within
+a few chunks. Colours may drift in long views far up or down.
+"""
+    (target / "README.md").write_text(text, encoding="utf-8")
+
+
+def _share(report: Mapping[str, Any], name: str) -> str:
+    value = report.get("after", {}).get(name)
+    return "?" if value is None else f"{100 * value:.0f} %"
