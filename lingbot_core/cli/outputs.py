@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ..engine.video import PART
+from ..engine.part_file import PART
 from ..errors import InputFileError
 from ..weights.layout import EMBEDDED_TINY, TINY, Layout
 

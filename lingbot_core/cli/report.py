@@ -17,7 +17,7 @@ import torch
 
 from ..camera.units import step_statistics
 from ..engine.history import History
-from ..engine.video import PartFile
+from ..engine.part_file import PartFile
 from ..engine.world import World
 from ..errors import InputFileError, LingBotError
 from ..models.text import Encoded

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from lingbot_core.engine import video
+from lingbot_core.engine import part_file, video
 from lingbot_core.engine.fragments import FragmentWriter
 from lingbot_core.engine.probe import probe, read_metadata
 from lingbot_core.engine.video import VideoWriter
@@ -225,7 +225,7 @@ def test_a_full_disk_is_called_a_full_disk(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(data[: max(1, len(data) // 2)])  # a disk may also take less than it was given
 
-    monkeypatch.setattr(video, "FileIO", FullDisk)
+    monkeypatch.setattr(part_file, "FileIO", FullDisk)
     with pytest.raises(VideoError, match="the disk is full; free some space"), writer(tmp_path / "world.mp4") as file:
         file.write(noise(60))
     assert len(decoded(tmp_path / "world.mp4")) == file.frames > 0
