@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import Attention
+from .dit_config import DiTConfig
 from .kv_cache import KVCache
 from .rope import Rope, rotate
-
-if TYPE_CHECKING:
-    from .dit import DiTConfig
 
 
 @dataclass(frozen=True)
