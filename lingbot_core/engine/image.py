@@ -31,6 +31,7 @@ MAX_PIXELS = 128_000_000
 MAX_FILE_BYTES = 1 << 30
 MAX_ASPECT = 10.0
 MULTIPLE = 16  # 8 by the VAE, 2 by the patches
+STRICT_PROCESSES = (0xC0, 0xC1, 0xC2)  # Huffman-coded JPEGs; FFmpeg's decoder calls arithmetic-coded ones damaged
 
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
@@ -106,7 +107,7 @@ def read_image(source: ImageSource) -> NDArray[np.uint8]:
             f"{name} is cut off: its {len(data)} bytes end before the {header.format} data does; copy or download it "
             "again"
         )
-    if header.format == "JPEG" and _is_damaged(jpeg_without_notes(data)):
+    if header.process in STRICT_PROCESSES and _is_damaged(jpeg_without_notes(data)):
         raise ImageError(f"{name} is damaged: its JPEG data ends early or breaks off; copy or download it again")
     try:
         # COLOR turns the picture upright and gives three channels; ANYDEPTH leaves 16 bits for us to round.
@@ -271,7 +272,7 @@ def _load(source: ImageSource) -> tuple[str, bytes]:
 
 
 def _is_damaged(jpeg: bytes) -> bool:
-    """Whether a strict decoder stops at a JPEG; OpenCV's fills up with grey. False for kinds that it does not know."""
+    """Whether a strict decoder stops at a JPEG of STRICT_PROCESSES; OpenCV's fills up with grey."""
     import av
 
     decoder = av.CodecContext.create("mjpeg", "r")

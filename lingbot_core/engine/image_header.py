@@ -8,7 +8,7 @@ data are looked for as well.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FORMATS = ("PNG", "JPEG", "WebP", "BMP", "TIFF", "GIF")
 
@@ -21,13 +21,15 @@ _MAX_CHUNKS = 1_000_000  # of a PNG
 class ImageHeader:
     """Format, size in pixels as stored (before any EXIF rotation), and whether the data reaches its own end.
 
-    ``complete`` is True as well where only the decoder can tell (BMP, TIFF, GIF).
+    ``complete`` is True as well where only the decoder can tell (BMP, TIFF, GIF). process: of a JPEG, the marker that
+    says how it is coded (0xC0 baseline, 0xC2 progressive, 0xC9 arithmetic, ...).
     """
 
     format: str
     height: int
     width: int
     complete: bool = True
+    process: int | None = field(default=None, compare=False)
 
 
 def read_header(data: bytes) -> ImageHeader | None:
@@ -90,7 +92,7 @@ def _png(data: bytes) -> ImageHeader | None:
 
 
 def _jpeg(data: bytes) -> ImageHeader | None:
-    height = width = None
+    height = width = process = None
     offset = 2
     for _ in range(_MAX_SEGMENTS):
         lead, marker = struct.unpack_from(">BB", data, offset)
@@ -103,11 +105,12 @@ def _jpeg(data: bytes) -> ImageHeader | None:
         elif marker == 0xDA:  # entropy-coded data: 0xFF is followed by 0x00 or a restart there, never by 0xD9
             if height is None or width is None:
                 return None
-            return ImageHeader("JPEG", height, width, complete=data.find(b"\xff\xd9", offset) >= 0)
+            return ImageHeader("JPEG", height, width, complete=data.find(b"\xff\xd9", offset) >= 0, process=process)
         else:
             (length,) = struct.unpack_from(">H", data, offset + 2)
             if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
                 height, width = struct.unpack_from(">HH", data, offset + 5)
+                process = marker
             offset += 2 + length
     return None
 

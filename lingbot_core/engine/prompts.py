@@ -25,6 +25,8 @@ class Prompts:
         """states, negative: given in place of the world's own text encoder; copied."""
         self._world = world
         self._states = {prompt: _checked(prompt, given) for prompt, given in states.items()}
+        self._given = set(self._states)  # texts whose states the world's own encoder might not make again
+        self._forgotten: set[str] = set()
         # Apart from the others: the same text may stand for other states there.
         self._negative_states = None if negative is None else _checked("(negative)", negative)
         self._current: tuple[str, CrossKV] | None = None
@@ -38,6 +40,8 @@ class Prompts:
 
     def cross(self, prompt: str) -> CrossKV:
         """Keys and values of a prompt; encoded when it is not the current one."""
+        if prompt in self._states:
+            self._states[prompt] = self._states.pop(prompt)  # the latest is at the end
         if self._current is None or self._current[0] != prompt:
             self._current = (prompt, self._world.dit.encode_prompt(self._states_of(prompt)))
         return self._current[1]
@@ -64,6 +68,8 @@ class Prompts:
             )
         cross = self._world.dit.encode_prompt(states.to(self._world.device))
         self._states[prompt] = states
+        self._given.add(prompt)
+        self._forgotten.discard(prompt)
         self._current = (prompt, cross)
 
     def tidy(self, used: Collection[str]) -> None:
@@ -71,16 +77,25 @@ class Prompts:
         spare = [prompt for prompt in self._states if prompt not in used]
         for prompt in spare[:-SPARE_PROMPTS]:
             del self._states[prompt]
+            if prompt in self._given:
+                self._forgotten.add(prompt)
 
     def fork(self) -> Prompts:
         """The same states, with keys and values of its own."""
-        return Prompts(self._world, self._states, self._negative_states)
+        twin = Prompts(self._world, self._states, self._negative_states)
+        twin._given, twin._forgotten = set(self._given), set(self._forgotten)
+        return twin
 
     def clear(self) -> None:
         """Forgets everything."""
         self._states, self._negative_states, self._current, self._negative = {}, None, None, None
 
     def _states_of(self, prompt: str) -> Tensor:
+        if prompt in self._forgotten:
+            raise PromptError(
+                f"the text states given for {_shown(prompt)} made no chunk and were followed by {SPARE_PROMPTS} other "
+                "prompts, so they were not kept; give them again"
+            )
         if prompt not in self._states:
             self._states[prompt] = self._world.encode_text(prompt)
         return self._states[prompt].to(self._world.device)

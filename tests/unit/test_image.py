@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
@@ -469,3 +470,16 @@ def test_frames_that_are_not_finite_or_not_frames_are_refused():
         frames_to_uint8(torch.full((3, 1, 2, 2), float("nan")))
     with pytest.raises(ImageError, match=r"\[3, T, H, W\]"):
         frames_to_uint8(torch.zeros(1, 3, 2, 2))
+
+
+@pytest.mark.parametrize(("marker", "checked"), [(0xC0, True), (0xC2, True), (0xC9, False), (0xCA, False)])
+def test_only_jpegs_that_the_strict_decoder_knows_are_judged_by_it(marker, checked, monkeypatch):
+    """Arithmetic-coded JPEGs are whole files that it would call damaged."""
+    _, encoded = cv2.imencode(".jpg", np.full((32, 32, 3), 90, np.uint8))
+    data = encoded.tobytes()
+    start = data.index(b"\xff\xc0")
+    judged = []
+    monkeypatch.setattr(image_module, "_is_damaged", lambda jpeg: judged.append(jpeg) or True)
+    with contextlib.suppress(ImageError):
+        image_module.read_image(data[:start] + bytes([0xFF, marker]) + data[start + 2 :])
+    assert bool(judged) is checked

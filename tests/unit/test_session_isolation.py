@@ -50,6 +50,25 @@ def test_states_of_prompts_that_made_no_chunk_are_not_kept_for_ever(small):
     assert session.prompt == "a"
 
 
+def test_given_states_that_were_not_kept_are_asked_for_again_and_never_replaced(small):
+    session = small.start()
+    session.set_prompt("keep", states=small.states(1))
+    for number in range(20):
+        session.set_prompt(f"spare {number}", states=small.states(1))
+    session.set_prompt("keep")  # chosen again: now one of the latest
+    for number in range(31):
+        session.set_prompt(f"other {number}", states=small.states(1))
+    session.set_prompt("keep")
+    for number in range(40):
+        session.set_prompt(f"third {number}", states=small.states(1))
+    with pytest.raises(PromptError, match=r"text states given for 'keep' .* give them again"):
+        session.set_prompt("keep")
+    with pytest.raises(PromptError, match="give them again"):
+        session.fork().set_prompt("keep")
+    session.set_prompt("keep", states=small.states(1))
+    assert session.prompt == "keep"
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_of_the_process_does_not_matter(small, walks, dtype):
     states = small.states(0)
