@@ -96,8 +96,8 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x.float(), (self.dim,), weight, bias, self.eps).to(x.dtype)
 
 
-class SelfAttention(nn.Module):
-    """Attention of a chunk to itself and to everything in the cache."""
+class AttentionLayers(nn.Module):
+    """The projections that both kinds of attention are made of; queries and keys are normalised over the full width."""
 
     def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
         super().__init__()
@@ -109,6 +109,13 @@ class SelfAttention(nn.Module):
         self.o = operations.Linear(dim, dim, **factory)
         self.norm_q = RMSNorm(dim, config.eps, **factory)
         self.norm_k = RMSNorm(dim, config.eps, **factory)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, self.head_dim))
+
+
+class SelfAttention(AttentionLayers):
+    """Attention of a chunk to itself and to everything in the cache."""
 
     def remember(self, x: Tensor, layer: int, context: ChunkContext) -> None:
         """Writes the chunk's keys (rotated) and values into the cache. x: [tokens, dim]."""
@@ -122,32 +129,17 @@ class SelfAttention(nn.Module):
         keys, values = context.cache.view(layer)
         return self.o(attention(query, keys.to(query.dtype), values.to(query.dtype)).flatten(1))
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, self.head_dim))
 
-
-class CrossAttention(nn.Module):
+class CrossAttention(AttentionLayers):
     """Attention of a chunk to the prompt."""
-
-    def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
-        super().__init__()
-        dim = config.dim
-        self.heads, self.head_dim = config.num_heads, config.head_dim
-        self.q = operations.Linear(dim, dim, **factory)
-        self.k = operations.Linear(dim, dim, **factory)
-        self.v = operations.Linear(dim, dim, **factory)
-        self.o = operations.Linear(dim, dim, **factory)
-        self.norm_q = RMSNorm(dim, config.eps, **factory)
-        self.norm_k = RMSNorm(dim, config.eps, **factory)
 
     def encode(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """text: [text_len, dim] embedded prompt. Returns keys and values [text_len, heads, head_dim]."""
-        split = (self.heads, self.head_dim)
-        return self.norm_k(self.k(text)).unflatten(-1, split), self.v(text).unflatten(-1, split)
+        return self._split(self.norm_k(self.k(text))), self._split(self.v(text))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> Tensor:
         """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
-        query = self.norm_q(self.q(x)).unflatten(-1, (self.heads, self.head_dim))
+        query = self._split(self.norm_q(self.q(x)))
         return self.o(attention(query, keys, values).flatten(1))
 
 
