@@ -56,7 +56,7 @@ class DiTTraining:
     exact: float = 0.8
     context_noise: float = 0.15
     from_start: float = 0.4
-    own_from: float = 0.6
+    own_from: float = 0.5
     own: float = 0.7
     own_clips: int = 384
     own_every: int = 80
@@ -260,11 +260,13 @@ def train_dit(
     size: tuple[int, int] = (12, 20),
     chunk: int = 3,
     cache: Path | None = None,
+    save_every: float = 240.0,
 ) -> CausalWanDiT:
     """Trains for ``seconds`` (of a plan of so many in all), saves to ``out`` and returns the average in float32.
 
     size: latent height and width. cache: a file that keeps the first pool for later runs on the same machine, made by
-    the same VAE. Files: dit_ema (to use and to go on from), dit_raw and dit_squares.
+    the same VAE. Files: dit_ema (to use and to go on from), dit_raw and dit_squares; they are also written every
+    ``save_every`` seconds.
     """
     log = Log(out / "dit.jsonl")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -309,6 +311,18 @@ def train_dit(
         pool_seconds=schedule.elapsed, prompts=len(prompts.rows), resumed_at=resumed_at,
     )  # fmt: skip
 
+    def save() -> dict[str, Any]:
+        about = {
+            "step": step,
+            "seconds": schedule.before_seconds + schedule.elapsed,
+            "config": asdict(recipe.config),
+            "window": recipe.window * chunk,
+        }
+        save_parts(out, "dit_ema", optimiser.averaged(), torch.float16, about=about)
+        save_parts(out, "dit_raw", optimiser.raw(), torch.float16, about=about)
+        save_parts(out, "dit_squares", optimiser.second_moments(), torch.bfloat16, about=about)
+        return about
+
     generator = torch.Generator(device).manual_seed(recipe.seed + step)
     sampler = Sampler(recipe, preset, generator)
     inputs = sampler(pool, 0.0)
@@ -339,6 +353,7 @@ def train_dit(
     sums.zero_()
     guard = Guard(optimiser)
     spoken, last, examined, own = schedule.elapsed, step, schedule.elapsed, 0.0
+    saved = schedule.elapsed
     log("begin", seconds=schedule.elapsed)
     while not schedule.over(step):
         progress = schedule.progress(step)
@@ -376,21 +391,16 @@ def train_dit(
                 log("restored", step=step, peak=optimiser.peak)
             if profile:
                 break
+            if schedule.elapsed - saved > save_every:
+                save()
+                saved = schedule.elapsed
             if schedule.elapsed - examined > 120:
                 with Averaged(optimiser):
                     log("examined", step=step, **_rounded(examine(teacher, vae, preset, unseen, recipe)))
                 spoken = examined = schedule.elapsed
     with Averaged(optimiser):
         figures = _rounded(examine(teacher, vae, preset, unseen, recipe))
-    about = {
-        "step": step,
-        "seconds": schedule.before_seconds + schedule.elapsed,
-        "config": asdict(recipe.config),
-        "window": recipe.window * chunk,
-    }
-    save_parts(out, "dit_ema", optimiser.averaged(), torch.float16, about=about)
-    save_parts(out, "dit_raw", optimiser.raw(), torch.float16, about=about)
-    save_parts(out, "dit_squares", optimiser.second_moments(), torch.bfloat16, about=about)
+    about = save()
     log("dit done", **{k: v for k, v in about.items() if k != "config"}, restored=guard.restored,
         skipped=float(optimiser.skipped), **figures)  # fmt: skip
     log.close()

@@ -195,6 +195,9 @@ def replayed(work: Callable[[], Tensor], device: torch.device, warm_up: int = 3)
         graph.replay()
         return out
 
+    # Tensors that only ``work`` knows would else be freed, and the graph would go on reading their memory.
+    replay.work = work  # type: ignore[attr-defined]
+
     return replay
 
 

@@ -2,6 +2,7 @@
 
     python -m training.run text --out DIR
     python -m training.run vae --seconds 420 --out DIR [--resume DIR] [--plan SECONDS]
+    python -m training.run decoder --seconds 420 --vae DIR --out DIR
     python -m training.run dit --seconds 560 --vae DIR --text DIR --out DIR [--resume DIR] [--plan SECONDS]
     python -m training.run export --vae DIR --dit DIR --text DIR --out FOLDER [--figures evaluation.json] [--card NAME]
     python -m training.run evaluate MODEL ... (see training/evaluate.py)
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .decoder_training import DecoderTraining, train_decoder
 from .dit_training import DiTTraining, train_dit
 from .export import write_card, write_world
 from .files import fail
@@ -52,18 +54,20 @@ def parser() -> argparse.ArgumentParser:
     parts = top.add_subparsers(dest="part", required=True)
     text = parts.add_parser("text")
     text.add_argument("--steps", type=int, default=1800)
-    for name in ("vae", "dit"):
+    for name in ("vae", "decoder", "dit"):
         part = parts.add_parser(name)
         part.add_argument("--seconds", type=float, required=True, help="of this run, everything included")
-        part.add_argument("--plan", type=float, help="seconds of all runs together; the rates fall over these")
         part.add_argument("--steps", type=int)
-        part.add_argument("--resume", type=Path)
-        part.add_argument("--profile", action="store_true")
+        if name != "decoder":
+            part.add_argument("--plan", type=float, help="seconds of all runs together; the rates fall over these")
+            part.add_argument("--resume", type=Path)
+            part.add_argument("--profile", action="store_true")
         part.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         part.add_argument("--set", action="append", default=[], dest="changes", metavar="NAME=VALUE")
         part.add_argument("--size", type=int, nargs=2, default=(HEIGHT, WIDTH), help="height and width, for trials")
-        if name == "dit":
+        if name != "vae":
             part.add_argument("--vae", type=Path, required=True)
+        if name == "dit":
             part.add_argument("--text", type=Path, required=True)
             part.add_argument("--cache", type=Path, help="keeps the encoded clips for the next run on this machine")
     export = parts.add_parser("export")
@@ -111,6 +115,10 @@ def main(arguments: list[str]) -> None:
         torch.backends.cudnn.benchmark = True
         print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__}), flush=True)
     source = procedural(device, height=a.size[0], width=a.size[1])
+    if a.part == "decoder":
+        recipe = changed(DecoderTraining(), a.changes)
+        train_decoder(videos_of(source), a.vae, a.out, recipe, device=device, seconds=a.seconds, steps=a.steps)
+        return
     common = {
         "device": device,
         "seconds": a.seconds,

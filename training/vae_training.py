@@ -90,15 +90,18 @@ def losses(vae: WanVAE, video: Tensor, noise: Tensor, recipe: VAETraining, ways:
     mean, log_variance = moments.chunk(2, dim=-1)
     log_variance = log_variance.clamp(-20, 10)
     latents = mean + (0.5 * log_variance).exp() * noise
-    out = decode_raw(vae, latents.to(video.dtype), ways).float()
-    target = video.float()
-    error = out - target
-    square = error.square().mean()
+    error = decode_raw(vae, latents.to(video.dtype), ways).float() - video.float()
+    loss, square = difference(error, recipe.gradient, recipe.square)
+    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
+    return loss + recipe.kl * divergence, square
+
+
+def difference(error: Tensor, gradient: float, square: float) -> tuple[Tensor, Tensor]:
+    """The loss of a picture's error [B, T, H, W, 3]: absolute, of its gradients, squared; and the mean square alone."""
+    squared = error.square().mean()
     across = (error[:, :, :, 1:] - error[:, :, :, :-1]).abs().mean()
     down = (error[:, :, 1:] - error[:, :, :-1]).abs().mean()
-    divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
-    loss = error.abs().mean() + recipe.gradient * 0.5 * (across + down) + recipe.square * square
-    return loss + recipe.kl * divergence, square.detach()
+    return error.abs().mean() + gradient * 0.5 * (across + down) + square * squared, squared.detach()
 
 
 def psnr(square: float) -> float:

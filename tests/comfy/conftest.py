@@ -7,12 +7,14 @@ the pack itself is installed in .venv-comfy.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
+from types import ModuleType
 
 import pytest
 
@@ -45,3 +47,18 @@ def models(base_folder: Path) -> Iterator[Path]:
     folder.mkdir()
     yield folder
     shutil.rmtree(folder)
+
+
+PACK = "lingbot_world_pack"
+
+
+@pytest.fixture(scope="session")
+def pack() -> ModuleType:
+    """This folder as ComfyUI imports it: a package of some name, whose modules are reached as ``PACK.nodes.world``."""
+    spec = importlib.util.spec_from_file_location(PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PACK] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,1 @@
+"""Everything that knows ComfyUI's internals: models, memory, progress, folders, videos."""
