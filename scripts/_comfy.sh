@@ -23,7 +23,9 @@ ensure_comfy_env() {
   install_torch || return 1
   install_torch_companions || return 1
   grep -viE "$comfy_left_out" "$comfyui/requirements.txt" >"$venv/comfyui-requirements.txt"
-  pip_install -r "$venv/comfyui-requirements.txt" -r "$root/requirements.txt" "pytest>=8.3" || return 1
+  # The last two are what VideoHelperSuite needs.
+  pip_install -r "$venv/comfyui-requirements.txt" -r "$root/requirements.txt" "pytest>=8.3" \
+    "opencv-python" "imageio-ffmpeg" || return 1
   pip_install --no-deps -e "$root" || return 1
   printf '%s\n' "$stamp" >"$venv/.lingbot-comfy"
 }
@@ -70,4 +72,34 @@ PYTHON
     say "error: torchvision and torchaudio cannot be imported beside $("$python" -c 'import torch; print("torch", torch.__version__)')"
     return 1
   }
+}
+
+helper_suite_cache="$HOME/.cache/lingbot-world/ComfyUI-VideoHelperSuite"
+
+# Prints the folder of VideoHelperSuite, the pack whose video nodes many workflows end in: $VHS_DIR, else the copy in
+# the cache, else a clone that is made there.
+get_helper_suite() {
+  local folder="${VHS_DIR:-$helper_suite_cache}"
+  if [[ ! -d "$folder/videohelpersuite" && -z "${VHS_DIR:-}" ]]; then
+    clone_bounded https://github.com/Kosinkadink/ComfyUI-VideoHelperSuite "$folder" VHS_DIR || return 1
+  fi
+  [[ -d "$folder/videohelpersuite" ]] && printf '%s\n' "$folder"
+}
+
+# Prints the path of a Chromium: $CHROMIUM, else the system's, else Debian's, which root can install.
+get_chromium() {
+  local name limit=()
+  if [[ -n "${CHROMIUM:-}" ]]; then
+    command -v "$CHROMIUM"
+    return
+  fi
+  for name in chromium chromium-browser google-chrome google-chrome-stable; do
+    command -v "$name" && return 0
+  done
+  command -v apt-get >/dev/null && [[ "$(id -u)" == 0 ]] || return 1
+  say "Installing Chromium (at most 300 seconds)"
+  command -v timeout >/dev/null && limit=(timeout 300)
+  DEBIAN_FRONTEND=noninteractive ${limit[@]+"${limit[@]}"} sh -c \
+    'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core' >/dev/null 2>&1
+  command -v chromium
 }

@@ -74,21 +74,22 @@ find_comfyui() {
   fi
 }
 
-# Clones ComfyUI into the cache; fails in bounded time where there is no network.
-clone_comfyui() {
-  local part="$comfyui_cache.part.$$" limit=()
+# clone_bounded URL FOLDER VARIABLE: clones into the cache; fails in bounded time where there is no network.
+clone_bounded() {
+  local url="$1" folder="$2" part="$2.part.$$" limit=()
   command -v timeout >/dev/null && limit=(timeout 180)
-  say "Cloning ComfyUI into $comfyui_cache (at most 180 seconds; set COMFYUI_DIR to use another one)"
-  mkdir -p "$(dirname "$comfyui_cache")"
-  if GIT_TERMINAL_PROMPT=0 ${limit[@]+"${limit[@]}"} git clone --quiet --depth 1 \
-    https://github.com/comfyanonymous/ComfyUI "$part" 2>/dev/null; then
-    mv "$part" "$comfyui_cache"
+  say "Cloning $(basename "$folder") into $folder (at most 180 seconds; set $3 to use another one)"
+  mkdir -p "$(dirname "$folder")"
+  if GIT_TERMINAL_PROMPT=0 ${limit[@]+"${limit[@]}"} git clone --quiet --depth 1 "$url" "$part" 2>/dev/null; then
+    mv "$part" "$folder"
   else
     rm -rf "$part"
-    say "ComfyUI could not be cloned"
+    say "$(basename "$folder") could not be cloned"
     return 1
   fi
 }
+
+clone_comfyui() { clone_bounded https://github.com/comfyanonymous/ComfyUI "$comfyui_cache" COMFYUI_DIR; }
 
 # Prints the folder of a ComfyUI, cloning one if there is none and COMFYUI_DIR does not say otherwise.
 get_comfyui() {

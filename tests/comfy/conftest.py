@@ -17,6 +17,8 @@ from tempfile import mkdtemp
 from types import ModuleType
 
 import pytest
+from comfy_client import Client
+from comfy_server import ComfyServer, make_server
 
 ROOT = Path(__file__).resolve().parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_DIR") or Path.home() / ".cache" / "lingbot-world" / "ComfyUI")
@@ -62,3 +64,26 @@ def pack() -> ModuleType:
     sys.modules[PACK] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[ComfyServer]:
+    """A running ComfyUI with this pack, a second one and, where there is one, VideoHelperSuite; one for all tests."""
+    with make_server() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ComfyServer) -> Client:
+    """A user of the server, who hears only of prompts of their own."""
+    return Client(server.url)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Shows the end of the server's log under a test that failed with it."""
+    report = yield
+    running = getattr(item, "funcargs", {}).get("server")
+    if report.failed and isinstance(running, ComfyServer):
+        report.sections.append(("log of ComfyUI", running.log()))
+    return report
