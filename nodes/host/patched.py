@@ -79,7 +79,9 @@ class PatchedTransformer:
 
 def _ignored(model: Any, options: dict[str, Any]) -> set[str]:
     found = {key for key, value in options.items() if key not in _HARMLESS and value}
-    found |= {key for key, value in model.model_options.items() if key.startswith(("sampler_", "model_function_")) and value}
+    found |= {
+        key for key, value in model.model_options.items() if key.startswith(("sampler_", "model_function_")) and value
+    }
     for kind, keys in model.wrappers.items():
         found |= {f"{kind} wrapper {key}" for key, value in keys.items() if value and key != COMPILE_KEY}
     return found

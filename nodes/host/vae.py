@@ -127,4 +127,3 @@ def _copy(vae: Any) -> tuple[WanVAE, comfy.model_patcher.ModelPatcher]:
     copy.eval()
     comfy.model_management.archive_model_dtypes(copy)
     return copy, comfy.model_patcher.CoreModelPatcher(copy, load_device=device, offload_device=offload)
-
