@@ -118,8 +118,8 @@ class EstimateMemory(io.ComfyNode):
             node_id="LingBotMemoryEstimate",
             display_name="World Memory Estimate (LingBot)",
             category=CATEGORY,
-            description="Says how much memory a world of a size and length will take, part by part, and whether it fits "
-            "this device. Nothing is loaded or allocated for it.",
+            description="Says how much memory a world of a size and length will take, part by part, and whether it "
+            "fits this device. Nothing is loaded or allocated for it.",
             search_aliases=["lingbot", "vram", "memory", "out of memory", "oom", "kv cache"],
             is_output_node=True,
             inputs=[

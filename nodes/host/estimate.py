@@ -24,7 +24,7 @@ LARGEST = 8192
 
 @dataclass(frozen=True)
 class Forecast:
-    """needed: bytes by purpose. free, total: of the device, weights of this model that are there already count as free."""
+    """needed: bytes by purpose. free, total: of the device; what this model takes of it already counts as free."""
 
     needed: MemoryEstimate
     free: int

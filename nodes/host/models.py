@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import comfy.latent_formats
 import comfy.model_base
@@ -35,9 +35,8 @@ AUTO = "auto"
 class WorldModelConfig(comfy.supported_models_base.BASE):
     """What ComfyUI asks a model's configuration for."""
 
-    unet_config: dict[str, Any] = {}
-    unet_extra_config: dict[str, Any] = {}
-    sampling_settings = {"shift": 10.0}
+    unet_extra_config: ClassVar[dict[str, Any]] = {}
+    sampling_settings: ClassVar[dict[str, Any]] = {"shift": 10.0}
     latent_format = comfy.latent_formats.Wan21
     supported_inference_dtypes = SUPPORTED
 
@@ -115,8 +114,8 @@ class WorldModel(comfy.model_base.BaseModel):
 
     def _refuse_sampler(self) -> NoReturn:
         raise LingBotError(
-            f"{self.world_name} is a LingBot World model, which a sampler such as KSampler cannot run: it makes a world "
-            "chunk by chunk. Connect it to LingBotStartWorld or LingBotWorldSession instead"
+            f"{self.world_name} is a LingBot World model, which makes a world chunk by chunk; a sampler such as KSampler "
+            "cannot run it. Connect it to LingBotStartWorld or LingBotWorldSession instead"
         )
 
 
@@ -139,9 +138,9 @@ def is_world_model(model: Any) -> bool:
 def _load(
     source: str | Path | None, weight_dtype: str, preset: str, disable_dynamic: bool = False
 ) -> comfy.model_patcher.ModelPatcher:
-    """ComfyUI calls it again, by position, when it needs the model once more (multi-GPU, clones without DynamicVRAM)."""
+    """ComfyUI calls it again, by position, when it needs the model twice (multi-GPU, clones without DynamicVRAM)."""
     layout = find_layout(TINY if source is None else source)
-    # Before hours of reading: what the user has to decide.
+    # What the user has to decide, before anything large is read.
     if preset == AUTO:
         recipe, reason = layout.require_preset(), layout.preset_reason
     else:

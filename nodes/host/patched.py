@@ -26,8 +26,8 @@ _HARMLESS = {OVERRIDE, "wrappers", "callbacks", "cond_or_uncond", "sigmas"}
 def transformer_for(model: Any) -> CausalWanDiT:
     """The transformer to run for a MODEL: the module itself, or one that applies what nodes ask for around it.
 
-    Raises LingBotError for a changed sampling shift, which a preset decides. Other patches of the sampler have no effect
-    in a world; they are named in the log.
+    Raises LingBotError for a changed sampling shift, which a preset decides. Other patches of the sampler have no
+    effect in a world; they are named in the log.
     """
     if _SAMPLING in model.object_patches:
         raise LingBotError(
@@ -79,9 +79,8 @@ class PatchedTransformer:
 
 def _ignored(model: Any, options: dict[str, Any]) -> set[str]:
     found = {key for key, value in options.items() if key not in _HARMLESS and value}
-    found |= {
-        key for key, value in model.model_options.items() if key.startswith(("sampler_", "model_function_")) and value
-    }
+    samplers = ("sampler_", "model_function_")
+    found |= {key for key, value in model.model_options.items() if key.startswith(samplers) and value}
     for kind, keys in model.wrappers.items():
         found |= {f"{kind} wrapper {key}" for key, value in keys.items() if value and key != COMPILE_KEY}
     return found

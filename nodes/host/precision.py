@@ -32,7 +32,7 @@ class Precision:
     scaled: bool
 
     def stores(self, name: str, dimensions: int) -> torch.dtype:
-        """The dtype that a weight is kept in. In fp8 are only the matrices of the blocks, which are nearly all of it."""
+        """The dtype that a weight is kept in. Only the blocks' matrices are ever fp8; they are nearly all there is."""
         return self.compute if self.storage in FLOAT8 and not is_large(name, dimensions) else self.storage
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import comfy.model_management
-import torch
 from torch import Tensor
 
 from ...lingbot_core.errors import PromptError
@@ -54,8 +53,8 @@ def true_rows(states: Tensor) -> Tensor:
 class ClipText:
     """A native CLIP with the interface of a world's text encoder.
 
-    dim: the width that the model takes; None accepts any. resident: patchers of the world that is running. Encoding may
-    make ComfyUI move them off the GPU to make room; they are loaded again afterwards, because the engine goes on at once.
+    dim: the width that the model takes; None accepts any. resident: patchers of the world that is running. Encoding
+    may make ComfyUI move them off the GPU to make room; they are loaded again afterwards, because the engine goes on.
     """
 
     def __init__(self, clip: Any, *, dim: int | None = None, resident: Sequence[Any] = ()) -> None:

@@ -77,7 +77,7 @@ def _is_native(config: VAEConfig) -> bool:
 
 
 def _other_size(config: VAEConfig, weights: dict[str, Tensor]) -> comfy.sd.VAE:
-    """Everything but the network comes from ComfyUI's own constructor, which is given one of its own size to look at."""
+    """All but the network comes from ComfyUI's own constructor, which is given one of its own size to look at."""
     shape = {
         "dim": config.dim,
         "z_dim": config.z_dim,

@@ -30,7 +30,8 @@ def host_world(model: Any, vae: Any, clip: Any = None) -> HostWorld:
     """A world on the modules inside MODEL, VAE and, if prompts are to be text, CLIP; nothing is loaded or moved.
 
     The world's fingerprint is that of lingbot_core for the same weights, and another one with LoRA patches.
-    Raises WeightsError for a model or a VAE that is none of a world. A CLIP of another model is refused when it encodes.
+    Raises WeightsError for a model or a VAE that is none of a world. A CLIP of another model is refused when it is
+    asked to encode.
     """
     inside = require_world_model(model)
     streaming, vae_patcher = world_vae(vae)
