@@ -114,8 +114,8 @@ class WorldModel(comfy.model_base.BaseModel):
 
     def _refuse_sampler(self) -> NoReturn:
         raise LingBotError(
-            f"{self.world_name} is a LingBot World model, which makes a world chunk by chunk; a sampler such as KSampler "
-            "cannot run it. Connect it to LingBotStartWorld or LingBotWorldSession instead"
+            f"{self.world_name} is a LingBot World model, which makes a world chunk by chunk; a sampler such as "
+            "KSampler cannot run it. Connect it to LingBotStartWorld or LingBotWorldSession instead"
         )
 
 
