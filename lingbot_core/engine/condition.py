@@ -25,6 +25,10 @@ class Condition(Protocol):
         """float32 [4 + 16, count, height / 8, width / 8] of the latent frames first .. first + count - 1."""
         ...
 
+    def release(self) -> None:
+        """Frees what can be worked out again."""
+        ...
+
 
 class ImageCondition:
     """Encodes [image, grey, grey, ...] (grey is zero) as one causal video, one latent frame at a time, when needed.
@@ -71,6 +75,11 @@ class ImageCondition:
         if first == 0:
             mask[:, 0] = 1
         return torch.cat([mask, frames])
+
+    def release(self) -> None:
+        """Frees latents and encoder state; whoever asks next has the image encoded again, with the same result."""
+        with self._lock:
+            self._latents, self._state, self._steady = [], EncoderState(), False
 
     def _encode_next(self) -> None:
         state = self._state.copy()
