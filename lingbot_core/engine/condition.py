@@ -54,6 +54,10 @@ class ImageCondition:
         """Latent frame from which on all latents are the same, once that is known."""
         return len(self._latents) - 1 if self._steady else None
 
+    def uses(self, vae: WanVAE) -> bool:
+        """Whether this VAE encodes the image."""
+        return self._vae is vae
+
     @property
     def encoded(self) -> int:
         """Latent frames encoded so far."""
