@@ -11,9 +11,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from ..camera.controls import Controls, FirstDelta
+from ..camera.controls import Controls
 from ..camera.pose import check_poses
 from ..errors import HistoryError, InputFileError, LingBotError
 from ..presets import LabelSteps, Preset, Selection, TableSteps, UniPCSteps
@@ -27,11 +27,6 @@ MAX_CHUNKS = 100_000
 MAX_LINE = 1 << 20
 """Characters; the controls of the largest chunk take a tenth of it."""
 
-_KINDS: dict[str, type[TableSteps] | type[LabelSteps] | type[UniPCSteps]] = {
-    "indices": TableSteps,
-    "labels": LabelSteps,
-    "count": UniPCSteps,
-}
 # What a run is called, how it is played, and how its unit was chosen change nothing of what is made.
 _NO_MATTER = {"preset": ("name", "overridden"), "start": ("unit_rule", "fps", "chunks")}
 
@@ -45,9 +40,7 @@ class ControlsRecord:
 
     def __post_init__(self) -> None:
         if not self.controls:
-            raise HistoryError(
-                "the run has no chunks yet, so that there are no controls to write down; make some first"
-            )
+            raise HistoryError("the run has no chunks yet, so there are no controls to write down; make some first")
 
     @classmethod
     def of(cls, history: History) -> ControlsRecord:
@@ -56,8 +49,8 @@ class ControlsRecord:
         for chunk in history.chunks:
             if chunk.noise not in NOISES:
                 raise HistoryError(
-                    f"chunk {chunk.index} was made with noise {chunk.noise!r}, which a record of controls does not hold; "
-                    "make the run with noise 'seeded'"
+                    f"chunk {chunk.index} was made with noise {chunk.noise!r}, which a record of controls does not "
+                    "hold; make the run with noise 'seeded'"
                 )
             change = chunk.prompt if chunk.prompt != prompt or chunk.controls.prompt is not None else None
             controls.append(dataclasses.replace(chunk.controls, prompt=change))
@@ -184,10 +177,13 @@ def _fields_of(kind: type[StartRecord] | type[Preset], value: Any, where: str) -
 
 
 def _selection(value: Any) -> Selection:
-    if isinstance(value, Mapping) and len(value) == 1:
-        ((name, given),) = value.items()
-        if name in _KINDS:
-            return _KINDS[name](tuple(given) if isinstance(given, list) else given)
+    match value:
+        case {"indices": [*indices], **rest} if not rest:
+            return TableSteps(tuple(indices))
+        case {"labels": [*labels], **rest} if not rest:
+            return LabelSteps(tuple(labels))
+        case {"count": int(count), **rest} if not rest:
+            return UniPCSteps(count)
     raise ValueError(f"the preset's selection {value!r:.60} is unknown")
 
 
@@ -228,7 +224,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "intrinsics": lambda value: isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)),
     "translation_unit": _is_positive,
     "unit_rule": _is_text,
-    "first_delta": lambda value: value in get_args(FirstDelta) and value in FIRST_DELTAS,
+    "first_delta": lambda value: value in FIRST_DELTAS,
     "fps": _is_positive,
     "chunks": lambda value: value is None or _is_whole(1, MAX_CHUNKS)(value),
     "model": _is_text,

@@ -57,8 +57,8 @@ class RecordedRoute(Route):
         made = session.history.chunks
         if begin != len(made):
             raise HistoryError(
-                f"recorded controls are replayed where they were made: the world has {len(made)} chunks, but the record "
-                f"was entered at its chunk {begin}; start a new world with the same settings"
+                f"recorded controls are replayed where they were made: the world has {len(made)} chunks, but the "
+                f"record was entered at its chunk {begin}; start a new world with the same settings"
             )
         prompt = self.record.start.prompt
         for index, (chunk, recorded) in enumerate(zip(made, self.record.controls, strict=False)):
