@@ -5,21 +5,35 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Self, get_args
+from typing import Any, Protocol, Self, get_args
 
 import numpy as np
 
-from ...camera.controls import Controls, FirstDelta, Intrinsics
+from ...camera.controls import CameraCarry, Controls, FirstDelta, Intrinsics
 from ...camera.keys import KeySteps
 from ...camera.pose import MAX_POSES, Array, steps_from
 from ...camera.trajectory import UPSTREAM_HEIGHT, UPSTREAM_WIDTH
 from ...camera.units import step_statistics, translation_unit
 from ...errors import CameraError, LengthError, PresetError
+from ..history import History
 from ..image import PreparedImage
-from ..session import WorldSession
 
 # A session's carried pose lies on a path when it is off by no more than what carrying it in float64 may cost.
 _ROUNDING = 1e-9
+
+
+class Steered(Protocol):
+    """What a route asks of a session, or of whatever stands at a place in a history."""
+
+    @property
+    def history(self) -> History:
+        """All chunks so far."""
+        ...
+
+    @property
+    def carry(self) -> CameraCarry:
+        """Where the camera stands after them."""
+        ...
 
 
 class Route(ABC):
@@ -46,7 +60,7 @@ class Route(ABC):
         """The session's fx, fy, cx, cy in pixels of the prepared image; None for the default of sessions."""
 
     def controls(
-        self, session: WorldSession, image: PreparedImage, *, act: bool, begin: int = 0, chunks: int | None = None
+        self, session: Steered, image: PreparedImage, *, act: bool, begin: int = 0, chunks: int | None = None
     ) -> Iterator[Controls]:
         """The controls of the session's next chunks, in order.
 
@@ -68,7 +82,7 @@ class Route(ABC):
 
     @abstractmethod
     def _controls(
-        self, session: WorldSession, image: PreparedImage, *, act: bool, begin: int, count: int
+        self, session: Steered, image: PreparedImage, *, act: bool, begin: int, count: int
     ) -> Iterator[Controls]:
         """What :meth:`controls` gives, once its arguments are known to be right."""
 

@@ -14,9 +14,8 @@ from ...camera.units import step_statistics
 from ...errors import CameraError
 from ..events import ChunkEvent
 from ..image import PreparedImage
-from ..session import WorldSession
 from ..start import check_intrinsics
-from .base import Route, for_image, lay, lies_at
+from .base import Route, Steered, for_image, lay, lies_at
 
 
 class ScriptRoute(Route):
@@ -69,7 +68,7 @@ class ScriptRoute(Route):
         return None if self._intrinsics is None else for_image(np.array(self._intrinsics), image)
 
     def _controls(
-        self, session: WorldSession, image: PreparedImage, *, act: bool, begin: int, count: int
+        self, session: Steered, image: PreparedImage, *, act: bool, begin: int, count: int
     ) -> Iterator[Controls]:
         start, carry = session.history.start, session.carry
         begun_here = begin == len(session.history)

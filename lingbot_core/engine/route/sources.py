@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from ...camera.controls import KeyMotion
 from ...camera.key_text import key_lines, key_segments
 from ...camera.keys import PER_LATENT, KeySteps, format_keys, frames_of
-from ...camera.pose import Array, interpolate
+from ...camera.pose import Array
 from ...camera.trajectory import CameraTrajectory, SnapMode
 from ...errors import LengthError
 from ...presets import Preset
@@ -37,12 +34,15 @@ def route_from_camera(
     """The route of a camera path, planned to whole chunks as ``engine.plan.plan_length`` says.
 
     num_frames: the wish in video frames, or chunks: the same in chunks; None for both uses every pose. actions: gives
-    w a s d rows [N, 4] per video frame, for models that are steered by them. Raises LengthError.
+    w a s d rows [N, 4] per video frame, for models that are steered by them; None takes the trajectory's. Raises
+    LengthError.
     """
-    path = _per_video_frame(trajectory)
+    path = trajectory.to_video()
     if chunks is not None:
         num_frames = preset.frames(_wanted(preset, num_frames, chunks, snap) or 0)
     plan = plan_length(len(path), preset, num_frames=num_frames, snap=snap, length=length)
+    if actions is None and (rows := path.actions) is not None:
+        return PathRoute(source, path, plan, preset.chunk, lambda: rows)
     return PathRoute(source, path, plan, preset.chunk, actions)
 
 
@@ -138,12 +138,3 @@ def _length(source: str, own: int, wanted: int | None, stands_still: bool) -> in
             "choose to stand still at the end"
         )
     return own if wanted is None else wanted
-
-
-def _per_video_frame(path: CameraTrajectory) -> CameraTrajectory:
-    """A path with one pose per latent frame has every 4th pose of one with a pose per video frame."""
-    if path.rate == "video":
-        return path
-    at = np.linspace(0, len(path) - 1, 4 * len(path) - 3)
-    rows = np.stack([np.interp(at, np.arange(len(path)), column) for column in path.intrinsics.T], axis=1)
-    return dataclasses.replace(path, poses=interpolate(path.poses, at), intrinsics=rows, rate="video")
