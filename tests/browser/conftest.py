@@ -7,7 +7,6 @@ outputs/screenshots.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import node_info
 import pytest
 from comfy_page import ComfyPage
 from comfy_server import ComfyServer, make_server
@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def object_info() -> dict[str, object]:
     """The nodes of the pack and the core nodes of its workflows; tests/comfy compares the file with a real server's."""
-    return json.loads((Path(__file__).with_name("object_info.json")).read_text(encoding="utf-8"))
+    return node_info.load()
 
 
 @pytest.fixture(scope="session")
