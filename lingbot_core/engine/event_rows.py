@@ -28,7 +28,7 @@ _ROW = re.compile(r"\s*(\d{1,9})\s*[:\uff1a](.*)", re.DOTALL)
 
 
 def parse_script(text: str, *, chunk: int, steps: KeySteps, chunks: int | None = None) -> list[ChunkEvent]:
-    """One event for each chunk, from rows or from JSON lines (``engine.events``); which it is shows the first character.
+    """One event for each chunk, from JSON lines (``engine.events``) if the text begins with ``{``, else from rows.
 
     chunk: latent frames of a chunk. steps: what a held key does. chunks: how many are wanted; the last row then holds
     up to there. Raises InputFileError, PromptError or CameraError naming the line.

@@ -161,9 +161,11 @@ def unit_rule(rule: str | float) -> str:
     return text if text in ("clip", "key") or text.startswith("p") else "number"
 
 
-def for_image(row: Array, image: PreparedImage) -> Intrinsics:
-    """fx, fy, cx, cy of upstream's 832 x 480 in pixels of the prepared image."""
-    fx, fy, cx, cy = image.intrinsics_for(row, UPSTREAM_HEIGHT, UPSTREAM_WIDTH).tolist()
+def for_image(
+    row: Array, image: PreparedImage, *, width: int = UPSTREAM_WIDTH, height: int = UPSTREAM_HEIGHT
+) -> Intrinsics:
+    """fx, fy, cx, cy in pixels of a width x height view of the start image, in pixels of the prepared image."""
+    fx, fy, cx, cy = image.intrinsics_for(row, height, width).tolist()
     return fx, fy, cx, cy
 
 

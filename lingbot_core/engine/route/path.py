@@ -45,7 +45,10 @@ class PathRoute(Route):
 
     def intrinsics(self, image: PreparedImage) -> Intrinsics | None:
         """See Route; the first row of the file, as in the reference."""
-        return None if self._path.intrinsics_are_default else for_image(self._path.intrinsics[0], image)
+        path = self._path
+        if path.intrinsics_are_default:
+            return None
+        return for_image(path.intrinsics[0], image, width=path.width, height=path.height)
 
     @cached_property
     def _onward_poses(self) -> Array:
