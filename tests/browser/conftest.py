@@ -9,41 +9,26 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import node_info
 import pytest
-from comfy_page import ComfyPage
+from comfy_page import FLAGS, ComfyPage, find_chromium
 from comfy_server import ComfyServer, make_server
 from front_stub import FrontStub
 from playwright.sync_api import Browser, Route, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "outputs" / "screenshots"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-default-apps", "--mute-audio",
-]  # fmt: skip
 RENDERERS = {"canvas": False, "vue": True}
-
-
-def find_chromium() -> str:
-    """$CHROMIUM, else the system's."""
-    names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
-    for name in names:
-        path = shutil.which(name) if name else None
-        if path:
-            return path
-    raise pytest.UsageError("tests/browser needs a Chromium; install one, or set CHROMIUM to its path")
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
+        chromium = playwright.chromium.launch(executable_path=_chromium(), args=FLAGS)
         yield chromium
         chromium.close()
 
@@ -124,3 +109,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         if report.failed and running is not None:
             report.sections.append((f"log of the {name}", running.log()))
     return report
+
+
+def _chromium() -> str:
+    try:
+        return find_chromium()
+    except FileNotFoundError as error:
+        raise pytest.UsageError(f"tests/browser: {error}") from None

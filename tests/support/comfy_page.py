@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import mimetypes
+import os
 import re
+import shutil
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,22 @@ ELSEWHERE = re.compile(
 # What ComfyUI's page says by itself at every start: a style sheet that the user does not have, and an early look of its
 # own at the graph.
 ITS_OWN = re.compile(r"status of 404 .*/user\.css\)$|^ComfyApp graph accessed before initialization")
+
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-default-apps", "--mute-audio",
+]  # fmt: skip
+
+
+def find_chromium() -> str:
+    """$CHROMIUM, else the system's."""
+    names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
+    for name in names:
+        path = shutil.which(name) if name else None
+        if path:
+            return path
+    raise FileNotFoundError("there is no Chromium; install one, or set CHROMIUM to its path")
 
 
 class ComfyPage:
@@ -113,6 +131,23 @@ class ComfyPage:
             }"""
         )
         self.settle()
+
+    def boxes(self) -> dict[str, list[float]]:
+        """x, y, width and height of every node as it is drawn, in the canvas's units, with its title bar."""
+        return self.page.evaluate(
+            """() => {
+                const { scale } = window.app.canvas.ds, boxes = {}
+                for (const node of window.app.graph.nodes) {
+                    const element = document.querySelector(`[data-node-id="${node.id}"]`)
+                    const drawn = element?.getBoundingClientRect()
+                    const own = node.getBounding()
+                    boxes[`${node.title} (${node.id})`] = drawn?.width
+                        ? [drawn.x / scale, drawn.y / scale, drawn.width / scale, drawn.height / scale]
+                        : [own[0], own[1], own[2], own[3]]
+                }
+                return boxes
+            }"""
+        )
 
     def alerts(self) -> list[str]:
         """Dialogs and toasts that the page shows."""

@@ -116,6 +116,12 @@ class ComfyServer:
                 process.wait()
         shutil.rmtree(self.base, ignore_errors=True)
 
+    def add_input(self, file: Path, name: str) -> None:
+        """Puts a file into the input folder, as its user would."""
+        target = self.base / "input" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
     def log(self, lines: int = 60) -> str:
         """The end of what the server wrote."""
         if not self.log_file.is_file():

@@ -1,0 +1,148 @@
+"""What the shipped workflows are: nodes, links and places. scripts/make_workflows.py draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+EXAMPLE = "examples/03/image.jpg"
+PROMPT = "A trail through deep snow under an orange sky, dark pines on both sides, mountains far away."
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: where it lies, what its widgets hold, and ``key.output`` of another node for each linked input."""
+
+    key: str
+    type: str
+    at: tuple[int, int]
+    values: dict[str, Any] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    title: str = ""
+    size: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A titled box around nodes."""
+
+    title: str
+    box: tuple[int, int, int, int]
+    color: str = "#3f789e"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    nodes: tuple[Node, ...]
+    groups: tuple[Group, ...]
+
+
+def model_and_start(prompt: str = PROMPT, *, clip: bool = False) -> tuple[Node, ...]:
+    """Model, prompt, picture, and the world that begins with them: the left half of every workflow."""
+    links = {"model": "model.MODEL", "vae": "model.VAE", "positive": "prompt.CONDITIONING"}
+    links |= {"start_image": "start.start_image"} | ({"clip": "model.CLIP"} if clip else {})
+    return (
+        Node("model", "LingBotLoadWorldFolder", (40, 80), {"folder": "tiny"}, title="Model", size=(340, 160)),
+        Node("image", "LoadImage", (40, 420), {"image": EXAMPLE}, title="Start Picture", size=(340, 380)),
+        Node("prompt", "CLIPTextEncode", (460, 80), {"text": prompt}, {"clip": "model.CLIP"}, "Prompt", (380, 180)),
+        Node(
+            "start", "LingBotStartImage", (460, 420), {"size": "model"},
+            {"image": "image.IMAGE", "vae": "model.VAE", "model": "model.MODEL"}, "Start Image", (380, 260),
+        ),
+        Node("world", "LingBotStartWorld", (920, 80), {"seed": 42}, links, "Start World", (360, 560)),
+    )  # fmt: skip
+
+
+def advance(key: str, at: tuple[int, int], world: str, title: str, **values: Any) -> Node:
+    links = {"world": f"{world}.world"} | {name: values.pop(name) for name in ("controls",) if name in values}
+    return Node(key, "LingBotAdvanceWorld", at, values, links, title, (360, 420))
+
+
+def save(key: str, at: tuple[int, int], source: str, prefix: str, title: str) -> Node:
+    values = {"filename_prefix": f"lingbot_world/{prefix}", "format": "mp4", "format.codec": "h264"}
+    return Node(key, "SaveVideo", at, values, {"video": f"{source}.video"}, title, (420, 420))
+
+
+def note(at: tuple[int, int], text: str, size: tuple[int, int] = (340, 300)) -> Node:
+    return Node("note", "MarkdownNote", at, {"": text}, title="About", size=size)
+
+
+LEFT = (Group("Model and start", (20, 0, 1280, 840)),)
+PICTURE = (
+    "**Start picture**: drop one onto *Start Picture*. The thumbnail's is `examples/03/image.jpg` of this pack.\n\n"
+    "**Model**: `tiny` is embedded. For a real world choose the folder of its weights in *Model*, and `480p` in *Start "
+    "Image*.\n"
+)
+
+DRAWINGS = {
+    "image_to_world": Drawing(
+        (
+            *model_and_start(),
+            advance("walk", (1380, 80), "world", "Walk", chunks=4, keys="w-4, wl-4, w-4"),
+            save("save", (1820, 80), "walk", "image_to_world", "Save Video"),
+            note((40, 900), "## Image to world\n\nFour chunks from one picture, steered by keys.\n\n" + PICTURE),
+        ),
+        (*LEFT, Group("Walk", (1360, 0, 900, 840), "#3f7e4e")),
+    ),
+    "continue": Drawing(
+        (
+            *model_and_start(),
+            advance("first", (1380, 80), "world", "First Part", chunks=2, keys="w"),
+            save("save_first", (1820, 80), "first", "continue_1", "Save First Part"),
+            advance("second", (1380, 640), "first", "Second Part", chunks=2, keys="wj", output="all frames"),
+            save("save_second", (1820, 640), "second", "continue_2", "Save Whole Walk"),
+            note(
+                (40, 900),
+                "## Continue\n\n*Second Part* goes on where *First Part* ended: together they are the same, "
+                "frame by frame, as one long run. Change only the second one and queue again: the first is not "
+                "computed anew.\n\n" + PICTURE,
+            ),
+        ),
+        (
+            *LEFT,
+            Group("First part", (1360, 0, 900, 540), "#3f7e4e"),
+            Group("Second part", (1360, 560, 900, 540), "#7e6b3f"),
+        ),
+    ),
+    "branch": Drawing(
+        (
+            *model_and_start(),
+            advance("trunk", (1380, 80), "world", "To the Fork", chunks=2, keys="w"),
+            advance("left", (1820, 80), "trunk", "Left", chunks=2, keys="wj", output="all frames"),
+            save("save_left", (2260, 80), "left", "branch_left", "Save Left"),
+            advance("right", (1820, 640), "trunk", "Right", chunks=2, keys="wl", output="all frames"),
+            save("save_right", (2260, 640), "right", "branch_right", "Save Right"),
+            note(
+                (40, 900),
+                "## Branch\n\nTwo ways on from the same place. Both videos begin with the same frames; the common "
+                "part is computed once.\n\n" + PICTURE,
+            ),
+        ),
+        (
+            *LEFT,
+            Group("To the fork", (1360, 0, 400, 540), "#3f7e4e"),
+            Group("Left", (1800, 0, 900, 540), "#7e6b3f"),
+            Group("Right", (1800, 560, 900, 540), "#7e3f4e"),
+        ),
+    ),
+    "events": Drawing(
+        (
+            *model_and_start(clip=True),
+            Node(
+                "events", "LingBotWorldEvents", (1380, 80),
+                {"script": "0: | w\n2: The sun has set, a clear night with many stars. | wl\n3: | w", "preset": "tiny"},
+                title="Events", size=(360, 340),
+            ),
+            advance(
+                "walk", (1380, 520), "world", "Walk", controls="events.controls", length="all of the controls"
+            ),
+            save("save", (1820, 80), "walk", "events", "Save Video"),
+            note(
+                (40, 900),
+                "## Events\n\nA script says what happens in which chunk: a new prompt, other keys. What a row leaves "
+                "out stays as it is. *Start World* has the text encoder connected: prompts change.\n\n" + PICTURE,
+            ),
+        ),
+        (*LEFT, Group("What happens", (1360, 0, 900, 1000), "#3f7e4e")),
+    ),
+}  # fmt: skip
