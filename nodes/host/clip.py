@@ -17,7 +17,7 @@ from comfy.sd1_clip import ClipTokenWeightEncoder, escape_important, token_weigh
 from torch import Tensor, nn
 
 from ...lingbot_core.errors import WeightsError
-from ...lingbot_core.models.text import TextEncoder
+from ...lingbot_core.models.text import TextEncoder, clean_text
 from ...lingbot_core.weights.layout import Layout
 from ...lingbot_core.weights.load import load_text, text_config
 from ...lingbot_core.weights.tokenizer import SPIECE, locate, read_bytes
@@ -69,14 +69,13 @@ class PromptTokenizer:
         self, text: str, return_word_ids: bool = False, **_: Any
     ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Parts in brackets weigh more, as everywhere in ComfyUI. Prompts that are too long lose their end."""
-        parts = [
-            (unescape_important(part), weight) for part, weight in token_weights(escape_important(text), 1.0) if part
-        ]
+        weighed = token_weights(escape_important(clean_text(text)), 1.0)
+        parts = [(unescape_important(part), weight) for part, weight in weighed if part]
         # In one piece, so that a plain prompt has the tokens that it has elsewhere.
         if all(weight == 1.0 for _, weight in parts):
             parts = [("".join(part for part, _ in parts), 1.0)]
         end = self._encoder.tokenizer.eos_token_id
-        tokens = [(token, weight) for part, weight in parts for token in self._encoder.tokens(part)[:-1]]
+        tokens = [(token, weight) for part, weight in parts for token in self._encoder.tokens(part, clean=False)[:-1]]
         limit = self._encoder.max_tokens
         tokens = [*tokens[: limit - 1], (end, 1.0)]
         tokens += [(0, 1.0)] * (limit - len(tokens))
