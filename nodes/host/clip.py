@@ -28,7 +28,7 @@ KEY = "umt5xxl"
 _XXL = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "vocab_size": 256384}
 
 
-def native_clip(layout: Layout, *, max_tokens: int) -> comfy.sd.CLIP:
+def native_clip(layout: Layout, *, max_tokens: int, disable_dynamic: bool = False) -> comfy.sd.CLIP:
     """A layout's text encoder as CLIP. max_tokens: of a prompt. Raises WeightsError."""
     layout.require("text encoder", "tokenizer")
     assert layout.text is not None
@@ -43,9 +43,13 @@ def native_clip(layout: Layout, *, max_tokens: int) -> comfy.sd.CLIP:
             f"{layout.tokenizer} has no spiece.model, which ComfyUI needs for umT5-xxl; put the folder google/umt5-xxl "
             "of the model's download there, or use CLIPLoader with umt5_xxl_fp16.safetensors"
         )
-    weights = {name: checkpoint.read(name) for name in checkpoint}
+    # Multiplied out in float32, a scaled fp8 file would be four times its size.
+    dtype = torch.bfloat16 if checkpoint.scaled else None
+    weights = {name: checkpoint.read(name, dtype=dtype) for name in checkpoint}
     weights["spiece_model"] = torch.frombuffer(bytearray(read_bytes(words, SPIECE)), dtype=torch.uint8)
-    return comfy.sd.load_text_encoder_state_dicts([weights], clip_type=comfy.sd.CLIPType.WAN)
+    return comfy.sd.load_text_encoder_state_dicts(
+        [weights], clip_type=comfy.sd.CLIPType.WAN, disable_dynamic=disable_dynamic
+    )
 
 
 def _own(layout: Layout, max_tokens: int) -> comfy.sd.CLIP:

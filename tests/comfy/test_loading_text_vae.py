@@ -113,17 +113,25 @@ def test_a_running_world_is_loaded_again_after_a_prompt_was_encoded(tiny, monkey
     assert calls == [[tiny[1].patcher], found.patchers]
 
 
-def small_wan_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """ComfyUI's own class for umT5, made small: it knows an xxl by 24 blocks of 10240, other sizes are in a file."""
+SMALL_XXL = {"d_model": 32, "d_kv": 8, "num_heads": 4, "vocab_size": 300, "d_ff": 10240, "num_layers": 24}
+"""ComfyUI knows a umT5-xxl by 24 blocks of 10240; its other sizes come from a file beside its module."""
+
+
+def small_wan_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """Of ComfyUI's own class for umT5, made small."""
     from comfy.text_encoders import t5
 
-    small = {"d_model": 32, "d_kv": 8, "num_heads": 4, "vocab_size": 300, "d_ff": 10240, "num_layers": 24}
-    config = json.loads(Path(comfy.text_encoders.wan.__file__).with_name("umt5_config_xxl.json").read_text()) | small
+    path = Path(comfy.text_encoders.wan.__file__).with_name("umt5_config_xxl.json")
+    config = json.loads(path.read_text(encoding="utf-8")) | SMALL_XXL
     (tmp_path / "umt5_config_xxl.json").write_text(json.dumps(config))
     monkeypatch.setattr(comfy.text_encoders.wan, "__file__", str(tmp_path / "wan.py"))
     model = t5.T5(config, torch.float32, "cpu", comfy.ops.manual_cast)
     generator = torch.Generator().manual_seed(2)
-    state = {name: torch.randn(p.shape, generator=generator) * 0.05 for name, p in model.state_dict().items()}
+    return {name: torch.randn(p.shape, generator=generator) * 0.05 for name, p in model.state_dict().items()}
+
+
+def small_wan_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    state = small_wan_weights(tmp_path, monkeypatch)
     state["spiece_model"] = torch.frombuffer(bytearray(sentencepiece_model()), dtype=torch.uint8)
     return comfy.sd.load_text_encoder_state_dicts([state], clip_type=comfy.sd.CLIPType.WAN)
 
@@ -161,6 +169,29 @@ def test_the_native_wan_clip_works_as_it_is(tmp_path, monkeypatch, tiny):
     world = part("nodes.host.worlds").host_world(tiny[0], tiny[2], clip).world
     with pytest.raises(Exception, match="is 32 wide; this model takes one 64 wide"):
         world.encode_text("a harbour")
+
+
+def test_an_xxl_text_encoder_of_a_folder_is_loaded_by_comfyui_itself(tmp_path, monkeypatch):
+    clip_module = part("nodes.host.clip")
+    monkeypatch.setattr(clip_module, "_XXL", SMALL_XXL)
+    weights = small_wan_weights(tmp_path, monkeypatch)
+    folder = tmp_path / "text_encoder"
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors")
+    words = tmp_path / "words"
+    words.mkdir()
+    find = part("lingbot_core.weights.layout").find_layout
+    (words / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(Exception, match=r"words has no spiece\.model, which ComfyUI needs"):
+        clip_module.native_clip(find("tiny", text_encoder=folder, tokenizer=words), max_tokens=512)
+    (words / "spiece.model").write_bytes(sentencepiece_model())
+    clip = clip_module.native_clip(find("tiny", text_encoder=folder, tokenizer=words), max_tokens=512)
+    assert type(clip.cond_stage_model).__mro__[1] is comfy.text_encoders.wan.WanT5Model
+    loaded = clip.cond_stage_model.umt5xxl.transformer.state_dict()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name].to(loaded[name].dtype)) for name in weights)
+    [[ids]] = clip.tokenize("a quiet harbour").values()
+    assert [token for token, _ in ids][:4].count(2) == 0
 
 
 @pytest.mark.parametrize(

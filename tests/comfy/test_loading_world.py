@@ -286,6 +286,21 @@ def test_an_unscaled_fp8_file_loads(models, vae):
     assert torch.isfinite(first_chunk(host(tiny_model(model_name=file.name), vae).world)).all()
 
 
+def test_the_compute_dtype_that_a_node_sets_is_used_for_its_clone_alone(vae):
+    model = tiny_model()
+    before = first_chunk(host(model, vae).world)
+    other = model.clone()
+    other.set_model_compute_dtype(torch.bfloat16)
+    found = host(other, vae)
+    assert found.world.cache_dtype == torch.bfloat16
+    changed = first_chunk(found.world)
+    assert not torch.equal(changed, before)
+    torch.testing.assert_close(changed, before, atol=0.3, rtol=0.3)
+    again = host(model, vae)
+    assert again.world.cache_dtype == torch.float32
+    assert torch.equal(first_chunk(again.world), before)
+
+
 # Memory
 
 
