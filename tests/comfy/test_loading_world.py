@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import comfy.latent_formats
 import comfy.ldm.modules.attention
+import comfy.memory_management
 import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
@@ -120,6 +120,18 @@ def test_the_class_of_the_patcher_is_looked_up_when_a_model_is_loaded(monkeypatc
     assert type(again) is comfy.model_patcher.ModelPatcher
     assert again.model is not model.model
     assert again.model.marks == model.model.marks
+
+
+def test_layers_that_have_no_weights_before_they_are_loaded_are_filled(vae, monkeypatch):
+    """What ComfyUI's layers are like with DynamicVRAM."""
+    expected = first_chunk(host(tiny_model(), vae).world)
+    monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", True)
+    model = tiny_model()
+    monkeypatch.undo()
+    layer = model.model.diffusion_model.blocks[0].ffn[0]
+    assert layer.comfy_need_lazy_init_bias
+    assert layer.weight_comfy_model_dtype == torch.float32
+    assert torch.equal(first_chunk(host(model, vae).world), expected)
 
 
 # LoRA
@@ -272,6 +284,21 @@ def test_scaled_fp8_files_stay_fp8_and_compute_as_multiplied_out(models, vae, sp
 def test_an_unscaled_fp8_file_loads(models, vae):
     file = rewritten(converted(models), "plain.safetensors", "plain")
     assert torch.isfinite(first_chunk(host(tiny_model(model_name=file.name), vae).world)).all()
+
+
+def test_the_compute_dtype_that_a_node_sets_is_used_for_its_clone_alone(vae):
+    model = tiny_model()
+    before = first_chunk(host(model, vae).world)
+    other = model.clone()
+    other.set_model_compute_dtype(torch.bfloat16)
+    found = host(other, vae)
+    assert found.world.cache_dtype == torch.bfloat16
+    changed = first_chunk(found.world)
+    assert not torch.equal(changed, before)
+    torch.testing.assert_close(changed, before, atol=0.3, rtol=0.3)
+    again = host(model, vae)
+    assert again.world.cache_dtype == torch.float32
+    assert torch.equal(first_chunk(again.world), before)
 
 
 # Memory
