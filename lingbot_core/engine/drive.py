@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..camera.controls import CameraCarry, Controls, KeyMotion
@@ -23,7 +24,10 @@ from .world import World
 
 
 class Room(Protocol):
-    """How a caller makes a world ready to run."""
+    """How a caller makes a world ready to run on ``device``."""
+
+    @property
+    def device(self) -> torch.device: ...
 
     def ready(self, living: Living | None) -> tuple[World, Condition]:
         """Loads the models and makes room for the caches of one session: those of ``living``, or new ones (None).
@@ -90,8 +94,7 @@ class Drive:
     @property
     def handle(self) -> WorldHandle:
         """The place where this walk stands."""
-        living = self._living
-        return WorldHandle(living.name, self.history, living.states, self._source, living.rewind_depth)
+        return self._living.handle(self.history, self._source)
 
     def controls(
         self,
@@ -136,10 +139,14 @@ class Drive:
             yield _chunk(record, frames)
 
     def _holder_of(self, controls: Controls, prompt: str) -> Living | None:
-        """A living world whose next chunk from here is the one that is asked for; the one being driven first."""
+        """A living world whose next chunk from here is the one that is asked for; the one being driven first.
+
+        Only forks of one session count: an equal start may still run on a model that was patched otherwise.
+        """
         here, states = len(self.history), self._given.get(prompt)
         for living in (self._living, *self._others()):
-            if len(living.history) <= here or not same_walk(self.history, living.history):
+            related = living.root == self._living.root and same_walk(self.history, living.history)
+            if not related or len(living.history) <= here:
                 continue
             record = living.history.chunks[here]
             if (
@@ -192,9 +199,9 @@ class Drive:
         old = self._living.session
         name = uuid.uuid4().hex
         if old is not None and old.runs_on(self._world):
-            fork = Living.awake(name, old.fork(len(self.history)))
+            fork = Living.awake(name, old.fork(len(self.history)), self._living.root)
         else:
-            fork = Living(name, self.history, self._living.states, self._living.rewind_depth)
+            fork = Living.asleep(name, self.handle)
         self._living = fork
         self._hold(fork)
         self._keep(fork)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,27 +22,31 @@ from .world import World
 class Living:
     """A session that may be put to sleep at any time: then only history and text states stay, and no model is held.
 
-    Whoever drives it holds ``held()``; ``sleep`` and ``close`` do nothing while another thread does.
+    Whoever drives it holds ``lock``; ``sleep`` does nothing while another thread does. root: see WorldHandle.
     """
 
-    def __init__(self, name: str, history: History, states: PromptStates, rewind_depth: int) -> None:
-        self.name = name
+    def __init__(self, name: str, root: str, history: History, states: PromptStates, rewind_depth: int) -> None:
+        self.name, self.root = name, root
         self.session: WorldSession | None = None
         self.rewind_depth = rewind_depth
         self.lock = threading.RLock()
         self._history, self._states = history, states
 
     @classmethod
-    def awake(cls, name: str, session: WorldSession) -> Living:
+    def awake(cls, name: str, session: WorldSession, root: str | None = None) -> Living:
         """Of a session that runs already."""
-        living = cls(name, session.history, session.prompt_states, session.rewind_depth)
+        living = cls(name, root or name, session.history, session.prompt_states, session.rewind_depth)
         living.session = session
         return living
 
     @classmethod
     def asleep(cls, name: str, handle: WorldHandle) -> Living:
         """Of what a handle remembers."""
-        return cls(name, handle.history, handle.states, handle.rewind_depth)
+        return cls(name, handle.root, handle.history, handle.states, handle.rewind_depth)
+
+    def handle(self, history: History, source: Any = None) -> WorldHandle:
+        """A place in this world."""
+        return WorldHandle(self.name, self.root, history, self.states, source, self.rewind_depth)
 
     @property
     def history(self) -> History:

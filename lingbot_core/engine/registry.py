@@ -71,7 +71,7 @@ class Registry:
         living = Living.awake(uuid.uuid4().hex, session)
         self._keep(living)
         self._trim()
-        return WorldHandle(living.name, living.history, living.states, source, living.rewind_depth)
+        return living.handle(living.history, source)
 
     @contextmanager
     def drive(self, handle: WorldHandle, room: Room, *, on_wait: OnWait | None = None) -> Iterator[Drive]:
@@ -85,8 +85,8 @@ class Registry:
         with ExitStack() as holds:
             _acquire(living.lock, on_wait, holds)
             self._require_open(handle)  # it may have been closed while we waited
+            holds.enter_context(self.lease(room.device, on_wait=on_wait))
             world, condition = room.ready(living)
-            holds.enter_context(self.lease(world.device, on_wait=on_wait))
             drive = Drive(
                 handle,
                 living,

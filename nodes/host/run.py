@@ -99,9 +99,9 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
         chunk = handle.chunks if drive is None else len(drive.history)
         return (
             f"the memory of {source.host.world.device} ran out in chunk {chunk}; this world needs "
-            f"{room.estimate.session / GIB:.2f} GiB beside the weights, in all {room.estimate.describe()}. What it took "
-            "is free again and finished chunks are kept. Use a smaller picture or a window, or close other worlds, and "
-            "queue again"
+            f"{room.estimate.session / GIB:.2f} GiB beside the weights, in all {room.estimate.describe()}. What it "
+            "took is free again and finished chunks are kept. Use a smaller picture or a window, or close other "
+            "worlds, and queue again"
         )
 
     def give_back() -> None:

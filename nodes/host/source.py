@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import comfy.model_management
+import torch
 from torch import Tensor
 
 from ...lingbot_core.engine.condition import Condition
@@ -19,7 +20,7 @@ from ...lingbot_core.presets import Preset
 from .memory import CachePatcher, adopt_patcher, patcher_of
 from .start_image import StartPicture
 from .text import ClipText
-from .worlds import HostWorld, host_world, require_text_width
+from .worlds import HostWorld, host_world
 
 _hosts: weakref.WeakKeyDictionary[Any, list[weakref.ref[World]]] = weakref.WeakKeyDictionary()
 
@@ -67,10 +68,7 @@ class WorldSource:
     @classmethod
     def of(cls, model: Any, vae: Any, clip: Any, picture: StartPicture) -> WorldSource:
         """Raises WeightsError or PromptError for a model, VAE or CLIP that is none of a world."""
-        host = shared_host(model, vae, clip)
-        if clip is not None:
-            require_text_width(host.world)
-        return cls(model, vae, clip, picture.for_vae(vae), host)
+        return cls(model, vae, clip, picture.for_vae(vae), shared_host(model, vae, clip))
 
     def estimate(self, preset: Preset, *, chunks: int, rewind_depth: int = 0, noise: str = "seeded") -> MemoryEstimate:
         """Of a session of this picture that is to reach ``chunks`` chunks."""
@@ -87,14 +85,14 @@ class WorldSource:
     def encode(self, prompts: tuple[str, ...]) -> Mapping[str, Tensor]:
         """Text states by prompt. To be called before the world is made ready: encoding may unload it.
 
-        Raises PromptError without a CLIP.
+        Raises PromptError without a CLIP, and for the CLIP of another model.
         """
         if prompts and self.clip is None:
             raise PromptError(
                 "changing the prompt needs the text encoder: connect clip on the node that starts the world "
                 "(LingBotStartWorld or LingBotWorldSession)"
             )
-        text = ClipText(self.clip)
+        text = ClipText(self.clip, dim=self.host.world.dit.config.text_dim)
         return {prompt: text.encode(prompt).states for prompt in prompts}
 
 
@@ -106,9 +104,14 @@ class HostRoom:
         self.estimate = source.estimate(preset, chunks=chunks, rewind_depth=rewind_depth, noise=noise)
         self._spare: CachePatcher | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the world runs."""
+        return self.source.host.world.device
+
     def ready(self, living: Living | None) -> tuple[World, Condition]:
         """Has ComfyUI load the models, and free what is needed for the session's caches beside them."""
-        source, device = self.source, self.source.host.world.device
+        source, device = self.source, self.device
         held = 0
         if living is None:
             caches = self._spare = CachePatcher(device)

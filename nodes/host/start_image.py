@@ -113,9 +113,7 @@ def _first_frame(image: Any) -> tuple[Tensor, tuple[str, ...]]:
     return pixels.clamp(0.0, 1.0), tuple(notes)
 
 
-def _target(
-    pixels: Tensor, fit: str, size: str, custom: tuple[int, int], area: int | None
-) -> dict[str, Any]:
+def _target(pixels: Tensor, fit: str, size: str, custom: tuple[int, int], area: int | None) -> dict[str, Any]:
     """What prepare_image is to be asked for."""
     if fit not in FITS:
         raise ImageError(f"fit={fit!r} is unknown; use one of {', '.join(FITS)}")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from types import ModuleType
+from typing import Any
 
 import pytest
 from comfy_client import Client
@@ -90,3 +91,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.failed and isinstance(running, ComfyServer):
         report.sections.append(("log of ComfyUI", running.log()))
     return report
+
+
+@pytest.fixture(scope="session")
+def graph(pack: ModuleType) -> Any:
+    """The nodes of a small graph of worlds: see world_graph.py."""
+    spec = importlib.util.spec_from_file_location("world_graph", Path(__file__).with_name("world_graph.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["world_graph"] = module
+    spec.loader.exec_module(module)
+    return module.Graph()

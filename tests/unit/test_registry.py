@@ -21,6 +21,8 @@ from lingbot_core.errors import HistoryError, PromptError, SessionBusyError, Ses
 class AnyRoom:
     """Makes the small world ready; counts how often, and may put everything else to sleep as a host would."""
 
+    device = torch.device("cpu")
+
     def __init__(self, small, before=None) -> None:
         self.small, self.before, self.asked = small, before, []
 
@@ -116,6 +118,15 @@ def test_a_branch_that_exists_is_found_again(registry, small, denoised):
     assert_walk(small, again, side)
     assert denoised == []
     assert same.session == other.session
+
+
+def test_another_world_with_an_equal_start_is_made_itself(registry, small, walks, denoised):
+    """It may run on a model that was patched in a way that no record knows of."""
+    walk_on(registry, small, begin(registry, small), 2)
+    denoised.clear()
+    chunks, _ = walk_on(registry, small, begin(registry, small), 2)
+    assert len(denoised) == 4
+    assert_walk(small, chunks, walks["window"].chunks[:2])
 
 
 def test_a_run_that_was_cancelled_is_taken_up_where_it_stopped(registry, small, walks, denoised):
