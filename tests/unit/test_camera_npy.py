@@ -226,6 +226,6 @@ def test_a_file_of_another_name_takes_nothing_from_beside_it(folder):
 
 
 def test_a_path_that_cannot_be_looked_at_is_named(tmp_path):
-    for bad in ("x" * 5000, "a\0b"):
-        with pytest.raises(InputFileError, match="cannot be read"):
+    for bad, reason in (("x" * 5000, "cannot be read: File name too long"), ("a\0b", "null byte")):
+        with pytest.raises(InputFileError, match=reason):
             load_camera_set(tmp_path / bad)
