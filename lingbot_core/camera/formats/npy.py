@@ -88,8 +88,6 @@ def load_camera_set(
     except OSError as error:
         where = error.filename or given
         raise InputFileError(f"{where} cannot be read: {error.strerror or error}; check its permissions") from None
-    except ValueError as error:  # a NUL byte in the path
-        raise InputFileError(f"{str(given)[:80]!r} cannot be read: {error}") from None
     return path
 
 

@@ -70,7 +70,7 @@ def route_from_keys(
     if segments is not None and steps.steps_per_latent > 1:
         frames = frames_of(segments)
         total = preset.chunks_for(len(frames) + 1, snap="up")  # the first frame comes before any key
-        total = _length(source, total, wanted, stands_still)
+        total = _length(source, preset, total, wanted, stands_still)
         keys = VideoKeysRoute(source, frames, total, chunk=preset.chunk, steps=steps)
         return keys.with_choices(stands_still=stands_still)
     if segments is None:
@@ -114,7 +114,7 @@ def route_from_events(
 def _script(
     source: str, events: list[ChunkEvent], preset: Preset, steps: KeySteps, wanted: int | None, stands_still: bool
 ) -> ScriptRoute:
-    chunks = _length(source, len(events), wanted, stands_still)
+    chunks = _length(source, preset, len(events), wanted, stands_still)
     route = ScriptRoute(source, events, chunks, chunk=preset.chunk, steps=steps)
     return route.with_choices(stands_still=stands_still)
 
@@ -131,10 +131,13 @@ def _wanted(preset: Preset, num_frames: int | None, chunks: int | None, snap: Sn
     return None if num_frames is None else preset.chunks_for(num_frames, snap=snap or "down")
 
 
-def _length(source: str, own: int, wanted: int | None, stands_still: bool) -> int:
+def _length(source: str, preset: Preset, own: int, wanted: int | None, stands_still: bool) -> int:
+    """Chunks of a route whose own length is ``own``."""
     if wanted is not None and wanted > own and not stands_still:
         raise LengthError(
-            f"{wanted} chunks were asked for, but the {source} lasts {own}: ask for {own} or less, make it longer, or "
-            "choose to stand still at the end"
+            f"{wanted} chunks were asked for, but the controls ({source}) have {own}: ask for {own} or less, make them "
+            "longer, or choose to stand still at the end"
         )
-    return own if wanted is None else wanted
+    chunks = own if wanted is None else wanted
+    check_num_frames(preset.frames(chunks))
+    return chunks
