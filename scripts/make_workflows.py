@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from comfy_client import Client, files_of  # noqa: E402
 from comfy_page import FLAGS, ComfyPage, find_chromium  # noqa: E402
 from comfy_server import make_server  # noqa: E402
-from workflow_drawings import DRAWINGS, EXAMPLE  # noqa: E402
+from workflow_drawings import DRAWINGS, PICTURE  # noqa: E402
 
 WORKFLOWS = ROOT / "workflows"
 
@@ -141,18 +141,20 @@ def main() -> int:
 
     python = os.environ.get("COMFY_PYTHON") or str(ROOT / ".venv-comfy" / "bin" / "python")
     with make_server(python, helper_suite=False) as server:
-        server.add_input(ROOT / EXAMPLE, EXAMPLE)
+        server.add_input(ROOT / "examples" / PICTURE, PICTURE)
         if options.thumbnails:
             for name in names:
                 make_thumbnail(server.client, name)
             return 0
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
-            page = ComfyPage(browser.new_page(viewport={"width": 1600, "height": 900}), server.url)
-            page.prepare({"Comfy.VueNodes.Enabled": False})
-            page.open()
             for name in names:
+                # A page of its own: the front end remembers values of widgets by the numbers of their nodes.
+                page = ComfyPage(browser.new_page(viewport={"width": 1600, "height": 900}), server.url)
+                page.prepare({"Comfy.VueNodes.Enabled": False})
+                page.open()
                 make(page, name)
+                page.page.close()
             browser.close()
     return 0
 

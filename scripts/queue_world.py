@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
         raise
     sys.exit("queue_world.py needs aiohttp, which ComfyUI's own Python has: pip install aiohttp")
 
-PACK = Path(__file__).resolve().parents[1]
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -90,7 +90,7 @@ async def prepare(
         workflow = workflow.with_value(setting.node, setting.input, workflow.setting_value(setting))
     runs = plan_runs(workflow, images, seeds, image_input)
     beside = options.workflow.resolve().parent
-    await send_missing_files(server, runs, list(dict.fromkeys([beside, PACK])), console, image_input)
+    await send_missing_files(server, runs, [beside, EXAMPLES], console, image_input)
     return runs, image_input
 
 

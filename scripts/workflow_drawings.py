@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-EXAMPLE = "examples/03/image.jpg"
-PROMPT = "A trail through deep snow under an orange sky, dark pines on both sides, mountains far away."
+PICTURE = "lingbot_snow_trail.jpg"
+"""In examples/. LoadImage knows only files that lie in ComfyUI's input folder itself."""
+PROMPT = (
+    "A trail leads through deep snow along the foot of an immense wall of blue ice. Snow-laden firs line the right side "
+    "under a pale winter sun. The camera moves forward along the trail."
+)
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,14 @@ def model_and_start(prompt: str = PROMPT, *, clip: bool = False) -> tuple[Node, 
     links = {"model": "model.MODEL", "vae": "model.VAE", "positive": "prompt.CONDITIONING"}
     links |= {"start_image": "start.start_image"} | ({"clip": "model.CLIP"} if clip else {})
     return (
-        Node("model", "LingBotLoadWorldFolder", (40, 80), {"folder": "tiny"}, title="Model", size=(340, 160)),
-        Node("image", "LoadImage", (40, 420), {"image": EXAMPLE}, title="Start Picture", size=(340, 380)),
+        Node("model", "LingBotLoadWorldFolder", (40, 80), {"folder": "tiny"}, title="Model", size=(340, 0)),
+        Node("image", "LoadImage", (40, 420), {"image": PICTURE}, title="Start Picture", size=(340, 380)),
         Node("prompt", "CLIPTextEncode", (460, 80), {"text": prompt}, {"clip": "model.CLIP"}, "Prompt", (380, 180)),
         Node(
             "start", "LingBotStartImage", (460, 420), {"size": "model"},
-            {"image": "image.IMAGE", "vae": "model.VAE", "model": "model.MODEL"}, "Start Image", (380, 260),
+            {"image": "image.IMAGE", "vae": "model.VAE", "model": "model.MODEL"}, "Start Image", (380, 0),
         ),
-        Node("world", "LingBotStartWorld", (920, 80), {"seed": 42}, links, "Start World", (360, 560)),
+        Node("world", "LingBotStartWorld", (920, 80), {"seed": 42}, links, "Start World", (360, 0)),
     )  # fmt: skip
 
 
@@ -68,10 +72,11 @@ def note(at: tuple[int, int], text: str, size: tuple[int, int] = (340, 300)) -> 
 
 
 LEFT = (Group("Model and start", (20, 0, 1280, 840)),)
-PICTURE = (
-    "**Start picture**: drop one onto *Start Picture*. The thumbnail's is `examples/03/image.jpg` of this pack.\n\n"
-    "**Model**: `tiny` is embedded. For a real world choose the folder of its weights in *Model*, and `480p` in *Start "
-    "Image*.\n"
+ABOUT = (
+    "**Start picture**: drop one onto *Start Picture*, or copy `examples/lingbot_snow_trail.jpg` of this pack into "
+    "ComfyUI's `input` folder and press **R**.\n\n"
+    "**Model**: `tiny` is embedded and runs anywhere. For a real world choose the folder of its weights in *Model*, and "
+    "`480p` in *Start Image*.\n"
 )
 
 DRAWINGS = {
@@ -80,7 +85,7 @@ DRAWINGS = {
             *model_and_start(),
             advance("walk", (1380, 80), "world", "Walk", chunks=4, keys="w-4, wl-4, w-4"),
             save("save", (1820, 80), "walk", "image_to_world", "Save Video"),
-            note((40, 900), "## Image to world\n\nFour chunks from one picture, steered by keys.\n\n" + PICTURE),
+            note((40, 900), "## Image to world\n\nFour chunks from one picture, steered by keys.\n\n" + ABOUT),
         ),
         (*LEFT, Group("Walk", (1360, 0, 900, 840), "#3f7e4e")),
     ),
@@ -95,7 +100,7 @@ DRAWINGS = {
                 (40, 900),
                 "## Continue\n\n*Second Part* goes on where *First Part* ended: together they are the same, "
                 "frame by frame, as one long run. Change only the second one and queue again: the first is not "
-                "computed anew.\n\n" + PICTURE,
+                "computed anew.\n\n" + ABOUT,
             ),
         ),
         (
@@ -115,7 +120,7 @@ DRAWINGS = {
             note(
                 (40, 900),
                 "## Branch\n\nTwo ways on from the same place. Both videos begin with the same frames; the common "
-                "part is computed once.\n\n" + PICTURE,
+                "part is computed once.\n\n" + ABOUT,
             ),
         ),
         (
@@ -140,7 +145,7 @@ DRAWINGS = {
             note(
                 (40, 900),
                 "## Events\n\nA script says what happens in which chunk: a new prompt, other keys. What a row leaves "
-                "out stays as it is. *Start World* has the text encoder connected: prompts change.\n\n" + PICTURE,
+                "out stays as it is. *Start World* has the text encoder connected: prompts change.\n\n" + ABOUT,
             ),
         ),
         (*LEFT, Group("What happens", (1360, 0, 900, 1000), "#3f7e4e")),

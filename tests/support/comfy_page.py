@@ -150,8 +150,9 @@ class ComfyPage:
         )
 
     def alerts(self) -> list[str]:
-        """Dialogs and toasts that the page shows."""
+        """Dialogs, toasts and warnings that the page shows."""
         return self.page.evaluate(
-            """() => [...document.querySelectorAll('[role=dialog], [role=alertdialog], .p-toast-message')]
+            """() => [...document.querySelectorAll(
+                '[role=dialog], [role=alertdialog], .p-toast-message, [role=status][class*=warning], [role=status][class*=error]')]
                 .map(element => element.innerText.trim()).filter(Boolean)"""
         )

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OBJECT_INFO = ROOT / "tests" / "browser" / "object_info.json"
 ENGLISH = ROOT / "locales" / "en" / "nodeDefs.json"
 PREFIX = "LingBot"
+START_PICTURE = "lingbot_snow_trail.jpg"
 CORE_NODES = ("CLIPTextEncode", "LoadImage", "SaveVideo")
 """Of ComfyUI itself, in the pack's workflows."""
 
@@ -28,8 +29,8 @@ def kept(object_info: dict[str, Any]) -> dict[str, Any]:
         for name, node in sorted(object_info.items())
         if name.startswith(PREFIX) or name in CORE_NODES
     }
-    # The files that lie in the input folder at the moment.
-    found["LoadImage"]["input"]["required"]["image"][0] = []
+    # The files that lie in the input folder at the moment; the workflows' start picture is taken to be among them.
+    found["LoadImage"]["input"]["required"]["image"][0] = [START_PICTURE]
     for name, node in found.items():
         if name.startswith(PREFIX):
             node["python_module"] = "custom_nodes.lingbot-world"

@@ -171,10 +171,10 @@ def test_a_picture_that_the_server_lacks_is_sent_from_beside_the_workflow(queue,
 
 def test_a_picture_of_the_packs_examples_is_sent_with_its_folder(queue, tmp_path):
     with QueueStub() as server:
-        done = queue(server, file=write_workflow(tmp_path / "walk.json", "examples/03/image.jpg"))
+        done = queue(server, file=write_workflow(tmp_path / "walk.json", "03/image.jpg"))
     assert done.returncode == 0, done.stderr
-    assert server.prompts[0]["1"]["inputs"]["image"] == "examples/03/image.jpg"
-    assert server.input_files["examples/03/image.jpg"] == (SCRIPT.parents[1] / "examples/03/image.jpg").read_bytes()
+    assert server.prompts[0]["1"]["inputs"]["image"] == "03/image.jpg"
+    assert server.input_files["03/image.jpg"] == (SCRIPT.parents[1] / "examples/03/image.jpg").read_bytes()
 
 
 @pytest.mark.parametrize("image", ["start.png", "../secret.png", "/etc/hostname"])
