@@ -8,8 +8,8 @@ from typing import Any
 PICTURE = "lingbot_snow_trail.jpg"
 """In examples/. LoadImage knows only files that lie in ComfyUI's input folder itself."""
 PROMPT = (
-    "A trail leads through deep snow along the foot of an immense wall of blue ice. Snow-laden firs line the right side "
-    "under a pale winter sun. The camera moves forward along the trail."
+    "A trail leads through deep snow along the foot of an immense wall of blue ice. Snow-laden firs line the right "
+    "side under a pale winter sun. The camera moves forward along the trail."
 )
 
 
@@ -75,8 +75,8 @@ LEFT = (Group("Model and start", (20, 0, 1280, 840)),)
 ABOUT = (
     "**Start picture**: drop one onto *Start Picture*, or copy `examples/lingbot_snow_trail.jpg` of this pack into "
     "ComfyUI's `input` folder and press **R**.\n\n"
-    "**Model**: `tiny` is embedded and runs anywhere. For a real world choose the folder of its weights in *Model*, and "
-    "`480p` in *Start Image*.\n"
+    "**Model**: `tiny` is embedded and runs anywhere. For a real world choose the folder of its weights in *Model*, "
+    "and `480p` in *Start Image*.\n"
 )
 
 DRAWINGS = {
@@ -92,9 +92,9 @@ DRAWINGS = {
     "continue": Drawing(
         (
             *model_and_start(),
-            advance("first", (1380, 80), "world", "First Part", chunks=2, keys="w"),
+            advance("first", (1380, 80), "world", "First Part", chunks=2, keys="w-6"),
             save("save_first", (1820, 80), "first", "continue_1", "Save First Part"),
-            advance("second", (1380, 640), "first", "Second Part", chunks=2, keys="wj", output="all frames"),
+            advance("second", (1380, 640), "first", "Second Part", chunks=2, keys="wj-6", output="all frames"),
             save("save_second", (1820, 640), "second", "continue_2", "Save Whole Walk"),
             note(
                 (40, 900),
@@ -112,10 +112,10 @@ DRAWINGS = {
     "branch": Drawing(
         (
             *model_and_start(),
-            advance("trunk", (1380, 80), "world", "To the Fork", chunks=2, keys="w"),
-            advance("left", (1820, 80), "trunk", "Left", chunks=2, keys="wj", output="all frames"),
+            advance("trunk", (1380, 80), "world", "To the Fork", chunks=2, keys="w-6"),
+            advance("left", (1820, 80), "trunk", "Left", chunks=2, keys="wj-6", output="all frames"),
             save("save_left", (2260, 80), "left", "branch_left", "Save Left"),
-            advance("right", (1820, 640), "trunk", "Right", chunks=2, keys="wl", output="all frames"),
+            advance("right", (1820, 640), "trunk", "Right", chunks=2, keys="wl-6", output="all frames"),
             save("save_right", (2260, 640), "right", "branch_right", "Save Right"),
             note(
                 (40, 900),

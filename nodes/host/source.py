@@ -87,7 +87,9 @@ class WorldSource:
 
         Raises PromptError without a CLIP, and for the CLIP of another model.
         """
-        if prompts and self.clip is None:
+        if not prompts:
+            return {}
+        if self.clip is None:
             raise PromptError(
                 "changing the prompt needs the text encoder: connect clip on the node that starts the world "
                 "(LingBotStartWorld or LingBotWorldSession)"

@@ -153,6 +153,6 @@ class ComfyPage:
         """Dialogs, toasts and warnings that the page shows."""
         return self.page.evaluate(
             """() => [...document.querySelectorAll(
-                '[role=dialog], [role=alertdialog], .p-toast-message, [role=status][class*=warning], [role=status][class*=error]')]
+                '[role=dialog], [role=alertdialog], .p-toast-message, [role=status][class*=border-l-4]')]
                 .map(element => element.innerText.trim()).filter(Boolean)"""
         )
