@@ -10,25 +10,7 @@ import pytest
 import torch
 from comfy_api.latest import InputImpl, io
 
-
-@pytest.fixture(autouse=True)
-def as_in_a_node(graph):
-    """ComfyUI runs nodes like this; each test has its own worlds."""
-    import comfy.model_management
-
-    with torch.inference_mode():
-        yield
-    import world_graph
-
-    world_graph.forget_everything()
-    comfy.model_management.unload_all_models()
-
-
-@pytest.fixture
-def wg():
-    import world_graph
-
-    return world_graph
+pytestmark = pytest.mark.usefixtures("wg")
 
 
 def part(name):
@@ -223,7 +205,7 @@ def test_images_may_be_the_last_frame_only(graph):
 
 
 def test_seconds_become_whole_chunks(graph):
-    images, video, world, report = graph.advance(graph.start(), length="seconds", seconds=1.0)
+    images, _, world, report = graph.advance(graph.start(), length="seconds", seconds=1.0)
     assert len(images) == 21  # 16 asked; 9 or 21 are possible
     assert report["length"] == "1 seconds asked: 2 chunks of 3 latent frames, 21 frames, 1.31 seconds"
     more, *_ = graph.advance(world, length="seconds", seconds=0.75)
@@ -283,7 +265,7 @@ def test_overrides_that_a_preset_cannot_honour_are_refused(graph):
     error = errors("PresetError")
     with pytest.raises(error, match="no preset 'v9'"):
         graph.start(preset="v9")
-    with pytest.raises(error, match="steps='many'.*indices such as 0,179,358,679"):
+    with pytest.raises(error, match=r"steps='many'.*indices such as 0,179,358,679"):
         graph.start(steps="many")
     with pytest.raises(error, match="guidance_scale=4"):
         graph.start(guidance_scale=4.0)
@@ -420,10 +402,7 @@ def test_metadata_can_be_switched_off(graph, wg, monkeypatch):
         assert "prompt" not in file.metadata
 
 
-def test_hidden_inputs_are_asked_for(graph, wg):
+def test_hidden_inputs_are_asked_for(wg):
     for name in ("LingBotAdvanceWorld", "LingBotWorldSession"):
-        assert set(wg.node(name).GET_SCHEMA().hidden) >= {
-            io.Hidden.unique_id,
-            io.Hidden.prompt,
-            io.Hidden.extra_pnginfo,
-        }
+        asked = set(wg.node(name).GET_SCHEMA().hidden)
+        assert asked >= {io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo}

@@ -67,7 +67,7 @@ def test_the_text_says_size_and_tokens(prepare):
 
 
 def test_the_models_own_size_and_the_memory_of_a_world(prepare, graph):
-    start, width, height, text = prepare(picture(), size="model", model=graph.model)
+    _, width, height, text = prepare(picture(), size="model", model=graph.model)
     area = graph.model.model.area
     assert 0.7 * area < width * height <= area
     assert "a world takes" in text

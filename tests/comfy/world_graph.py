@@ -28,7 +28,7 @@ def node(name: str) -> type[io.ComfyNode]:
     ]
 
 
-def call(name: str, hidden: dict[str, Any] | None = None, **inputs: Any) -> tuple[Any, ...]:
+def call(name: str, hidden: dict[str, Any] | None = None, /, **inputs: Any) -> tuple[Any, ...]:
     """The outputs of a node. hidden: unique_id, prompt, extra_pnginfo."""
     cls = node(name)
     cls.GET_SCHEMA()
