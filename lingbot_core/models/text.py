@@ -314,11 +314,14 @@ class TextEncoder:
             raise NumericsError("the text encoder produced NaN or infinity; load it in bfloat16 or float32")
         return states.to(self.dtype or states.dtype)
 
-    def tokens(self, prompt: str) -> list[int]:
-        """Token numbers of the cleaned prompt, the closing </s> included, however long. Raises PromptError."""
+    def tokens(self, prompt: str, *, clean: bool = True) -> list[int]:
+        """Token numbers of the prompt, the closing </s> included, however long. Raises PromptError.
+
+        clean: False for a piece of a prompt that was cleaned as a whole, whose outer spaces count.
+        """
         if not isinstance(prompt, str):
             raise PromptError(f"a prompt must be text, not {type(prompt).__name__}")
-        text = clean_text(prompt)
+        text = clean_text(prompt) if clean else prompt
         with self._lock:
             # Truncated by `encode` instead: the number of tokens beyond the limit is what the user needs to know.
             ids = list(self.tokenizer(text, padding=False, truncation=False, verbose=False)["input_ids"])

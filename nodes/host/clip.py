@@ -17,7 +17,7 @@ from comfy.sd1_clip import ClipTokenWeightEncoder, escape_important, token_weigh
 from torch import Tensor, nn
 
 from ...lingbot_core.errors import WeightsError
-from ...lingbot_core.models.text import TextEncoder
+from ...lingbot_core.models.text import TextEncoder, clean_text
 from ...lingbot_core.weights.layout import Layout
 from ...lingbot_core.weights.load import load_text, text_config
 from ...lingbot_core.weights.tokenizer import SPIECE, locate, read_bytes
@@ -28,7 +28,7 @@ KEY = "umt5xxl"
 _XXL = {"d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "vocab_size": 256384}
 
 
-def native_clip(layout: Layout, *, max_tokens: int) -> comfy.sd.CLIP:
+def native_clip(layout: Layout, *, max_tokens: int, disable_dynamic: bool = False) -> comfy.sd.CLIP:
     """A layout's text encoder as CLIP. max_tokens: of a prompt. Raises WeightsError."""
     layout.require("text encoder", "tokenizer")
     assert layout.text is not None
@@ -43,9 +43,13 @@ def native_clip(layout: Layout, *, max_tokens: int) -> comfy.sd.CLIP:
             f"{layout.tokenizer} has no spiece.model, which ComfyUI needs for umT5-xxl; put the folder google/umt5-xxl "
             "of the model's download there, or use CLIPLoader with umt5_xxl_fp16.safetensors"
         )
-    weights = {name: checkpoint.read(name) for name in checkpoint}
+    # Multiplied out in float32, a scaled fp8 file would be four times its size.
+    dtype = torch.bfloat16 if checkpoint.scaled else None
+    weights = {name: checkpoint.read(name, dtype=dtype) for name in checkpoint}
     weights["spiece_model"] = torch.frombuffer(bytearray(read_bytes(words, SPIECE)), dtype=torch.uint8)
-    return comfy.sd.load_text_encoder_state_dicts([weights], clip_type=comfy.sd.CLIPType.WAN)
+    return comfy.sd.load_text_encoder_state_dicts(
+        [weights], clip_type=comfy.sd.CLIPType.WAN, disable_dynamic=disable_dynamic
+    )
 
 
 def _own(layout: Layout, max_tokens: int) -> comfy.sd.CLIP:
@@ -69,14 +73,13 @@ class PromptTokenizer:
         self, text: str, return_word_ids: bool = False, **_: Any
     ) -> dict[str, list[list[tuple[Any, ...]]]]:
         """Parts in brackets weigh more, as everywhere in ComfyUI. Prompts that are too long lose their end."""
-        parts = [
-            (unescape_important(part), weight) for part, weight in token_weights(escape_important(text), 1.0) if part
-        ]
+        weighed = token_weights(escape_important(clean_text(text)), 1.0)
+        parts = [(unescape_important(part), weight) for part, weight in weighed if part]
         # In one piece, so that a plain prompt has the tokens that it has elsewhere.
         if all(weight == 1.0 for _, weight in parts):
             parts = [("".join(part for part, _ in parts), 1.0)]
         end = self._encoder.tokenizer.eos_token_id
-        tokens = [(token, weight) for part, weight in parts for token in self._encoder.tokens(part)[:-1]]
+        tokens = [(token, weight) for part, weight in parts for token in self._encoder.tokens(part, clean=False)[:-1]]
         limit = self._encoder.max_tokens
         tokens = [*tokens[: limit - 1], (end, 1.0)]
         tokens += [(0, 1.0)] * (limit - len(tokens))

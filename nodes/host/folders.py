@@ -37,8 +37,21 @@ def load_world_folder(choice: Choice, *, weight_dtype: str, preset: str) -> Worl
     # The small ones first: what is wrong with them is found before the large one is read.
     vae = native_vae(layout)
     model = load_world_model(choice.path, weight_dtype=weight_dtype, preset=preset)
-    clip = native_clip(layout, max_tokens=model.model.diffusion_model.config.text_len)
+    max_tokens = model.model.diffusion_model.config.text_len
+    clip = native_clip(layout, max_tokens=max_tokens)
+    vae.patcher.cached_patcher_init = (_vae_patcher, (source,))
+    clip.patcher.cached_patcher_init = (_clip_patcher, (source, max_tokens))
     return WorldParts(model, clip, vae)
+
+
+def _vae_patcher(source: Any, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:
+    """For ComfyUI, when it needs the VAE once more. Its VAE class takes no notice of disable_dynamic."""
+    return native_vae(find_layout(source)).patcher
+
+
+def _clip_patcher(source: Any, max_tokens: int, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:
+    """For ComfyUI, when it needs the text encoder once more."""
+    return native_clip(find_layout(source), max_tokens=max_tokens, disable_dynamic=disable_dynamic).patcher
 
 
 def _require_all(layout: Layout) -> None:

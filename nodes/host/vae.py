@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from ...lingbot_core.errors import WeightsError
 from ...lingbot_core.models.vae import LATENT_MEAN, VAEConfig, WanVAE
 from ...lingbot_core.weights.layout import Layout
-from ...lingbot_core.weights.load import vae_config
+from ...lingbot_core.weights.load import parameter_mark, vae_config
 
 _ADVICE = "connect the Wan 2.1 VAE (wan_2.1_vae.safetensors in VAELoader, or LingBotLoadWorldFolder)"
 
+_marks: weakref.WeakKeyDictionary[WanVAE, dict[str, bytes]] = weakref.WeakKeyDictionary()
 _copies: weakref.WeakKeyDictionary[Any, tuple[WanVAE, comfy.model_patcher.ModelPatcher]] = weakref.WeakKeyDictionary()
 
 
@@ -40,6 +41,11 @@ def world_vae(vae: Any) -> tuple[WanVAE, comfy.model_patcher.ModelPatcher]:
     if vae not in _copies:
         _copies[vae] = _copy(vae)
     return _copies[vae]
+
+
+def vae_marks(copy: WanVAE) -> dict[str, bytes]:
+    """What of a copy's weights goes into a world's fingerprint, taken when it was made."""
+    return _marks[copy]
 
 
 def require_wan21(vae: Any) -> None:
@@ -126,4 +132,5 @@ def _copy(vae: Any) -> tuple[WanVAE, comfy.model_patcher.ModelPatcher]:
         setattr(copy.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
     copy.eval()
     comfy.model_management.archive_model_dtypes(copy)
+    _marks[copy] = {name: parameter_mark(parameter) for name, parameter in copy.named_parameters()}
     return copy, comfy.model_patcher.CoreModelPatcher(copy, load_device=device, offload_device=offload)

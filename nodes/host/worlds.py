@@ -13,7 +13,7 @@ from ...lingbot_core.weights.load import fingerprint_of
 from .models import WorldModel, is_world_model
 from .patched import patches_mark, transformer_for
 from .text import ClipText
-from .vae import world_vae
+from .vae import vae_marks, world_vae
 
 _ADVICE = "connect the MODEL output of LingBotLoadWorldModel or LingBotLoadWorldFolder"
 
@@ -68,7 +68,7 @@ def require_world_model(model: Any) -> WorldModel:
 
 
 def _fingerprint(model: Any, inside: WorldModel, vae: Any) -> str:
-    parts: dict[str, dict[str, Any]] = {"dit": dict(inside.marks), "vae": dict(vae.named_parameters())}
+    parts: dict[str, dict[str, Any]] = {"dit": dict(inside.marks), "vae": dict(vae_marks(vae))}
     if mark := patches_mark(model):
         parts["patches"] = {"": mark}
     return fingerprint_of(parts)
