@@ -52,14 +52,14 @@ def test_every_node_has_an_id_of_ours_a_description_and_tooltips(graph, wg):
 
 def test_a_world_is_frames_a_file_a_place_and_a_report(graph, tmp_path):
     images, video, after, report = graph.advance(graph.start(), 2, keys="w-6")
-    assert images.shape == (21, 32, 48, 3)
+    assert images.shape == (21, 16, 32, 3)
     assert images.dtype == torch.float32
     assert 0 <= images.min() <= images.max() <= 1
     assert video.get_frame_count() == 21
-    assert video.get_dimensions() == (48, 32)
+    assert video.get_dimensions() == (32, 16)
     assert float(video.get_frame_rate()) == 16
     shown = video.get_components().images
-    with part("lingbot_core.engine.video").VideoWriter(tmp_path / "again.mp4", width=48, height=32, fps=16) as again:
+    with part("lingbot_core.engine.video").VideoWriter(tmp_path / "again.mp4", width=32, height=16, fps=16) as again:
         again.write(images.mul(255).to(torch.uint8).numpy())
     assert torch.equal(shown, InputImpl.VideoFromFile(str(tmp_path / "again.mp4")).get_components().images)
     assert after.chunks == 2
@@ -282,7 +282,7 @@ def test_a_guided_world_takes_negative_or_encodes_its_own(graph):
     own, _, at_own, report = graph.advance(graph.start(**options), 1)
     assert report["negative_prompt"].startswith("画面突变")
     given, *_ = graph.advance(graph.start(negative=graph.conditioning("ugly"), **options), 1)
-    assert own.shape == given.shape == (9, 32, 48, 3)
+    assert own.shape == given.shape == (9, 16, 32, 3)
     assert not torch.equal(own, given)
     forget_and_go_on(graph, at_own)
 
@@ -370,7 +370,7 @@ def test_latents_are_in_the_scale_of_core_nodes(graph, wg):
 
     images, _, world, _ = graph.advance(graph.start(), 2, keys="w-6")
     [latent] = wg.call("LingBotWorldLatents", world=world)
-    assert latent["samples"].shape == (1, 16, 6, 4, 6)
+    assert latent["samples"].shape == (1, 16, 6, 2, 4)
     [decoded] = nodes.VAEDecode().decode(graph.vae, latent)
     assert decoded.shape == images.shape
     assert (decoded - images).abs().max() < 1e-3

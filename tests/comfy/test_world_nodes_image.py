@@ -88,7 +88,7 @@ def test_a_picture_encoded_by_another_vae_is_encoded_again(prepare, graph):
     import world_graph
 
     [_, _, vae] = world_graph.call("LingBotLoadWorldFolder", folder="tiny", weight_dtype="as stored", preset="auto")
-    start, *_ = prepare(picture(), vae=vae, size="custom", width=48, height=32, fit="stretch")
+    start, *_ = prepare(picture(), vae=vae, **world_graph.SIZE)
     world = graph.start(start_image=start)
     assert world.source.picture is not start
     assert world.source.picture.condition.uses(world.source.host.world.vae)

@@ -115,7 +115,7 @@ def test_front_ends_without_node_previews_get_the_old_message(graph, serve):
     server = serve(metadata=False)
     graph.advance(graph.start(), 1)
     server.flush()
-    assert decoded(server.sent[-1])[1].shape == (32, 48, 3)
+    assert decoded(server.sent[-1])[1].shape == (16, 32, 3)
 
 
 def test_text_has_chunk_seconds_and_fps(graph, serve):

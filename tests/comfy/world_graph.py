@@ -13,7 +13,7 @@ import torch
 from comfy_api.latest import io
 
 PACK = "lingbot_world_pack"
-SIZE = {"size": "custom", "width": 48, "height": 32, "fit": "stretch"}
+SIZE = {"size": "custom", "width": 32, "height": 16, "fit": "stretch"}
 
 
 def part(name: str) -> ModuleType:
