@@ -61,9 +61,9 @@ def route_from_keys(
 
     text: segments of keys and steps such as ``w-12, wj-8, none-4``, or one line for each chunk with the keys of the
     whole chunk or of each of its latent frames (``camera.key_text``). The keys of a single line are held for good,
-    however many chunks are made. steps: segments count latent frames, or video frames where a latent frame has several steps; the last
-    chunk is filled up with no keys. num_frames or chunks: the wish; what is longer is cut off. stands_still: keep
-    still where it is shorter, and beyond the end. Raises CameraError and LengthError.
+    however many chunks are made. steps: segments count latent frames, or video frames where a latent frame has
+    several steps; the last chunk is filled up with no keys. num_frames or chunks: the wish; what is longer is cut
+    off. stands_still: keep still where it is shorter, and beyond the end. Raises CameraError and LengthError.
     """
     wanted = _wanted(preset, num_frames, chunks, snap)
     segments = key_segments(text)
