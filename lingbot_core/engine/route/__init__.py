@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from .base import Route, for_image, unit_rule
+from .base import Route, Steered, for_image, unit_rule
 from .keys import VideoKeysRoute
 from .path import PathRoute
+from .recorded import RecordedRoute
 from .script import ScriptRoute
 from .sources import route_from_camera, route_from_events, route_from_keys
 
 __all__ = [
     "PathRoute",
+    "RecordedRoute",
     "Route",
     "ScriptRoute",
+    "Steered",
     "VideoKeysRoute",
     "for_image",
     "route_from_camera",

@@ -5,21 +5,35 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Self, get_args
+from typing import Any, Protocol, Self, get_args
 
 import numpy as np
 
-from ...camera.controls import Controls, FirstDelta, Intrinsics
+from ...camera.controls import CameraCarry, Controls, FirstDelta, Intrinsics
 from ...camera.keys import KeySteps
 from ...camera.pose import MAX_POSES, Array, steps_from
 from ...camera.trajectory import UPSTREAM_HEIGHT, UPSTREAM_WIDTH
 from ...camera.units import step_statistics, translation_unit
 from ...errors import CameraError, LengthError, PresetError
+from ..history import History
 from ..image import PreparedImage
-from ..session import WorldSession
 
 # A session's carried pose lies on a path when it is off by no more than what carrying it in float64 may cost.
 _ROUNDING = 1e-9
+
+
+class Steered(Protocol):
+    """What a route asks of a session, or of whatever stands at a place in a history."""
+
+    @property
+    def history(self) -> History:
+        """All chunks so far."""
+        ...
+
+    @property
+    def carry(self) -> CameraCarry:
+        """Where the camera stands after them."""
+        ...
 
 
 class Route(ABC):
@@ -28,7 +42,8 @@ class Route(ABC):
     source: what it was read from. chunk: latent frames of a chunk. chunks: its length. latent_poses: float64
     [F, 4, 4], one per latent frame, up to one rigid change of the world. steps: what the unit 'key' means.
     unit, first_delta: what a session that begins with this route takes unless its user says otherwise.
-    prompts: those it switches to. stands_still: chunks beyond its end keep the camera still instead of being refused.
+    prompts: those it switches to. stands_still: chunks beyond its end are not refused: the camera stands still, and a
+    key that is held for good stays down.
     """
 
     source: str
@@ -46,7 +61,7 @@ class Route(ABC):
         """The session's fx, fy, cx, cy in pixels of the prepared image; None for the default of sessions."""
 
     def controls(
-        self, session: WorldSession, image: PreparedImage, *, act: bool, begin: int = 0, chunks: int | None = None
+        self, session: Steered, image: PreparedImage, *, act: bool, begin: int = 0, chunks: int | None = None
     ) -> Iterator[Controls]:
         """The controls of the session's next chunks, in order.
 
@@ -68,7 +83,7 @@ class Route(ABC):
 
     @abstractmethod
     def _controls(
-        self, session: WorldSession, image: PreparedImage, *, act: bool, begin: int, count: int
+        self, session: Steered, image: PreparedImage, *, act: bool, begin: int, count: int
     ) -> Iterator[Controls]:
         """What :meth:`controls` gives, once its arguments are known to be right."""
 
@@ -147,9 +162,11 @@ def unit_rule(rule: str | float) -> str:
     return text if text in ("clip", "key") or text.startswith("p") else "number"
 
 
-def for_image(row: Array, image: PreparedImage) -> Intrinsics:
-    """fx, fy, cx, cy of upstream's 832 x 480 in pixels of the prepared image."""
-    fx, fy, cx, cy = image.intrinsics_for(row, UPSTREAM_HEIGHT, UPSTREAM_WIDTH).tolist()
+def for_image(
+    row: Array, image: PreparedImage, *, width: int = UPSTREAM_WIDTH, height: int = UPSTREAM_HEIGHT
+) -> Intrinsics:
+    """fx, fy, cx, cy in pixels of a width x height view of the start image, in pixels of the prepared image."""
+    fx, fy, cx, cy = image.intrinsics_for(row, height, width).tolist()
     return fx, fy, cx, cy
 
 

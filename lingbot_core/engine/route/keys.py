@@ -12,8 +12,7 @@ from ...camera.controls import Controls, FirstDelta, Intrinsics, to_controls
 from ...camera.keys import Keys, KeySteps, arrays_from_keys, format_keys, walk
 from ...camera.pose import Array
 from ..image import PreparedImage
-from ..session import WorldSession
-from .base import Route
+from .base import Route, Steered
 
 STRIDE = 4
 """Video frames of a latent frame."""
@@ -49,7 +48,7 @@ class VideoKeysRoute(Route):
         return None
 
     def _controls(
-        self, session: WorldSession, image: PreparedImage, *, act: bool, begin: int, count: int
+        self, session: Steered, image: PreparedImage, *, act: bool, begin: int, count: int
     ) -> Iterator[Controls]:
         start, carry = session.history.start, session.carry
         # The first frame of a session comes before any key.

@@ -15,8 +15,7 @@ from ...camera.trajectory import CameraTrajectory
 from ...errors import CameraError
 from ..image import PreparedImage
 from ..plan import LengthPlan, fit_actions, fit_onward, fit_path
-from ..session import WorldSession
-from .base import Route, for_image, lay, lies_at
+from .base import Route, Steered, for_image, lay, lies_at
 
 
 class PathRoute(Route):
@@ -46,14 +45,17 @@ class PathRoute(Route):
 
     def intrinsics(self, image: PreparedImage) -> Intrinsics | None:
         """See Route; the first row of the file, as in the reference."""
-        return None if self._path.intrinsics_are_default else for_image(self._path.intrinsics[0], image)
+        path = self._path
+        if path.intrinsics_are_default:
+            return None
+        return for_image(path.intrinsics[0], image, width=path.width, height=path.height)
 
     @cached_property
     def _onward_poses(self) -> Array:
         return fit_onward(self._path, self.plan, self.chunk)
 
     def _controls(
-        self, session: WorldSession, image: PreparedImage, *, act: bool, begin: int, count: int
+        self, session: Steered, image: PreparedImage, *, act: bool, begin: int, count: int
     ) -> Iterator[Controls]:
         start, carry = session.history.start, session.carry
         joined = begin < len(session.history)  # chunk 0 of the path is not chunk 0 of the session

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from ...camera.controls import KeyMotion
 from ...camera.key_text import key_lines, key_segments
 from ...camera.keys import PER_LATENT, KeySteps, format_keys, frames_of
-from ...camera.pose import Array, interpolate
+from ...camera.pose import Array
 from ...camera.trajectory import CameraTrajectory, SnapMode
 from ...errors import LengthError
 from ...presets import Preset
@@ -37,12 +34,15 @@ def route_from_camera(
     """The route of a camera path, planned to whole chunks as ``engine.plan.plan_length`` says.
 
     num_frames: the wish in video frames, or chunks: the same in chunks; None for both uses every pose. actions: gives
-    w a s d rows [N, 4] per video frame, for models that are steered by them. Raises LengthError.
+    w a s d rows [N, 4] per video frame, for models that are steered by them; None takes the trajectory's. Raises
+    LengthError.
     """
-    path = _per_video_frame(trajectory)
+    path = trajectory.to_video()
     if chunks is not None:
         num_frames = preset.frames(_wanted(preset, num_frames, chunks, snap) or 0)
     plan = plan_length(len(path), preset, num_frames=num_frames, snap=snap, length=length)
+    if actions is None and (rows := path.actions) is not None:
+        return PathRoute(source, path, plan, preset.chunk, lambda: rows)
     return PathRoute(source, path, plan, preset.chunk, actions)
 
 
@@ -60,23 +60,24 @@ def route_from_keys(
     """The route of a text of keys.
 
     text: segments of keys and steps such as ``w-12, wj-8, none-4``, or one line for each chunk with the keys of the
-    whole chunk or of each of its latent frames (``camera.key_text``). A single line stands for all chunks that are
-    wished for. steps: segments count latent frames, or video frames where a latent frame has several steps; the last
-    chunk is filled up with no keys. num_frames or chunks: the wish; what is longer is cut off. stands_still: keep
-    still where it is shorter, and beyond the end. Raises CameraError and LengthError.
+    whole chunk or of each of its latent frames (``camera.key_text``). The keys of a single line are held for good,
+    however many chunks are made. steps: segments count latent frames, or video frames where a latent frame has
+    several steps; the last chunk is filled up with no keys. num_frames or chunks: the wish; what is longer is cut
+    off. stands_still: keep still where it is shorter, and beyond the end. Raises CameraError and LengthError.
     """
     wanted = _wanted(preset, num_frames, chunks, snap)
     segments = key_segments(text)
     if segments is not None and steps.steps_per_latent > 1:
         frames = frames_of(segments)
         total = preset.chunks_for(len(frames) + 1, snap="up")  # the first frame comes before any key
-        total = _length(source, total, wanted, stands_still)
+        total = _length(source, preset, total, wanted, stands_still)
         keys = VideoKeysRoute(source, frames, total, chunk=preset.chunk, steps=steps)
         return keys.with_choices(stands_still=stands_still)
     if segments is None:
         rows = key_lines(text, chunk=preset.chunk)
-        if len(rows) == 1 and wanted is not None:
-            rows *= wanted
+        if len(rows) == 1:
+            events = [ChunkEvent(index, None, KeyMotion(rows[0], steps)) for index in range(wanted or 1)]
+            return ScriptRoute(source, events, len(events), chunk=preset.chunk, steps=steps, held=rows[0])
     else:
         held = [format_keys(keys) for keys in frames_of(segments)]
         held += [""] * (-len(held) % preset.chunk)
@@ -114,7 +115,7 @@ def route_from_events(
 def _script(
     source: str, events: list[ChunkEvent], preset: Preset, steps: KeySteps, wanted: int | None, stands_still: bool
 ) -> ScriptRoute:
-    chunks = _length(source, len(events), wanted, stands_still)
+    chunks = _length(source, preset, len(events), wanted, stands_still)
     route = ScriptRoute(source, events, chunks, chunk=preset.chunk, steps=steps)
     return route.with_choices(stands_still=stands_still)
 
@@ -131,19 +132,13 @@ def _wanted(preset: Preset, num_frames: int | None, chunks: int | None, snap: Sn
     return None if num_frames is None else preset.chunks_for(num_frames, snap=snap or "down")
 
 
-def _length(source: str, own: int, wanted: int | None, stands_still: bool) -> int:
+def _length(source: str, preset: Preset, own: int, wanted: int | None, stands_still: bool) -> int:
+    """Chunks of a route whose own length is ``own``."""
     if wanted is not None and wanted > own and not stands_still:
         raise LengthError(
-            f"{wanted} chunks were asked for, but the {source} lasts {own}: ask for {own} or less, make it longer, or "
-            "choose to stand still at the end"
+            f"{wanted} chunks were asked for, but the controls ({source}) have {own}: ask for {own} or less, make them "
+            "longer, or choose to stand still at the end"
         )
-    return own if wanted is None else wanted
-
-
-def _per_video_frame(path: CameraTrajectory) -> CameraTrajectory:
-    """A path with one pose per latent frame has every 4th pose of one with a pose per video frame."""
-    if path.rate == "video":
-        return path
-    at = np.linspace(0, len(path) - 1, 4 * len(path) - 3)
-    rows = np.stack([np.interp(at, np.arange(len(path)), column) for column in path.intrinsics.T], axis=1)
-    return dataclasses.replace(path, poses=interpolate(path.poses, at), intrinsics=rows, rate="video")
+    chunks = own if wanted is None else wanted
+    check_num_frames(preset.frames(chunks))
+    return chunks
