@@ -13,8 +13,9 @@ from .prompts import PromptStates
 class WorldHandle:
     """A session and a number of its chunks, with everything that is needed to make them live again.
 
-    session: the registry's name of it. root: the name of the session that all its forks come from. history: its chunks up to here. states: text states of all its prompts.
-    source: how to make the model and the condition again; opaque to the engine, for the caller's ``Room``.
+    session: the registry's name of it. root: the name of the session that all its forks come from. history: its chunks
+    up to here. states: text states of all its prompts. source: how to make the model and the condition again; opaque to
+    the engine, for the caller's ``Room``.
     """
 
     session: str

@@ -11,6 +11,7 @@ from ...lingbot_core.camera.keys import KEY_STEPS, KeySteps
 from ...lingbot_core.engine.plan import SNAPS
 from ...lingbot_core.engine.route import Route
 from ...lingbot_core.presets import PRESETS, Preset, get_preset
+from ..sockets import Controls
 
 AUTO = "auto"
 MAX_CHUNKS = 10_000
@@ -51,7 +52,7 @@ def key_inputs(default: str) -> list[io.Input]:
 
 
 def preset_inputs() -> list[io.Input]:
-    """The preset, of which the chunk size counts, and an override of it."""
+    """The preset, of which the chunk size counts."""
     return [
         io.Combo.Input(
             "preset",
@@ -63,7 +64,7 @@ def preset_inputs() -> list[io.Input]:
 
 
 def chunk_input() -> io.Input:
-    """Latent frames per chunk."""
+    """An override of the preset's chunk size."""
     return io.Int.Input(
         "chunk",
         default=0,
@@ -143,8 +144,6 @@ def given(value: Any) -> Any:
 
 def route_outputs() -> list[io.Output]:
     """CONTROLS, chunks, frames, text: see :func:`route_values`."""
-    from ..sockets import Controls
-
     return [
         Controls.Output("controls", display_name="controls", tooltip="What steers the world, one entry per chunk."),
         io.Int.Output("chunks", display_name="chunks", tooltip="How many chunks these controls last."),

@@ -127,6 +127,7 @@ def out_of_memory_explained(explain: Callable[[], str], give_back: Callable[[], 
             raise
         # What failed is still referred to by the frames of its calls.
         traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
         give_back()
         comfy.model_management.soft_empty_cache(True)
         message = explain()

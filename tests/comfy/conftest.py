@@ -103,3 +103,17 @@ def graph(pack: ModuleType) -> Any:
     sys.modules["world_graph"] = module
     spec.loader.exec_module(module)
     return module.Graph()
+
+
+@pytest.fixture
+def wg(graph: Any) -> Iterator[ModuleType]:
+    """world_graph.py, for a test with worlds of its own, run as ComfyUI runs nodes."""
+    import comfy.model_management
+    import torch
+
+    module = sys.modules["world_graph"]
+    with torch.inference_mode():
+        yield module
+    comfy.model_management.interrupt_current_processing(False)
+    module.forget_everything()
+    comfy.model_management.unload_all_models()

@@ -162,7 +162,7 @@ def test_the_native_wan_clip_works_as_it_is(tmp_path, monkeypatch, tiny):
     encoded = part("nodes.host.text").ClipText(clip).encode("a quiet harbour")
     assert torch.equal(encoded.states, states.float())
     assert (encoded.tokens, encoded.truncated) == (len(states), False)
-    long = part("nodes.host.text").ClipText(clip).encode("boats " * 600)
+    long = part("nodes.host.text").ClipText(clip).encode("boats " * 520)
     assert (len(long.states), long.truncated) == (512, True)
     assert long.tokens > 512
     # A world of another width.

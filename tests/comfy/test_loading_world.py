@@ -87,6 +87,13 @@ def core_world() -> Any:
     return part("lingbot_core.engine.world").World.load("tiny", device="cpu")
 
 
+@pytest.fixture(scope="module")
+def plain(pack: ModuleType) -> Tensor:
+    """What the library makes without ComfyUI."""
+    with torch.inference_mode():
+        return first_chunk(core_world())
+
+
 def test_a_world_of_sockets_is_the_world_of_the_library(pack):
     model, clip, vae = tiny()
     found = host(model, vae, clip)
@@ -122,16 +129,15 @@ def test_the_class_of_the_patcher_is_looked_up_when_a_model_is_loaded(monkeypatc
     assert again.model.marks == model.model.marks
 
 
-def test_layers_that_have_no_weights_before_they_are_loaded_are_filled(vae, monkeypatch):
+def test_layers_that_have_no_weights_before_they_are_loaded_are_filled(vae, plain, monkeypatch):
     """What ComfyUI's layers are like with DynamicVRAM."""
-    expected = first_chunk(host(tiny_model(), vae).world)
     monkeypatch.setattr(comfy.memory_management, "aimdo_enabled", True)
     model = tiny_model()
     monkeypatch.undo()
     layer = model.model.diffusion_model.blocks[0].ffn[0]
     assert layer.comfy_need_lazy_init_bias
     assert layer.weight_comfy_model_dtype == torch.float32
-    assert torch.equal(first_chunk(host(model, vae).world), expected)
+    assert torch.equal(first_chunk(host(model, vae).world), plain)
 
 
 # LoRA
@@ -153,17 +159,17 @@ def lora(base_folder: Path, models: Path) -> str:
     return "style.safetensors"
 
 
-def test_a_lora_changes_the_chunk_and_leaves_no_trace_when_it_is_gone(lora, vae, caplog):
+def test_a_lora_changes_the_chunk_and_leaves_no_trace_when_it_is_gone(lora, vae, plain, caplog):
     model = tiny_model()
-    plain = host(model, vae)
-    before = first_chunk(plain.world)
+    fingerprint = host(model, vae).world.fingerprint
     with caplog.at_level(logging.WARNING):
         [patched] = nodes.LoraLoaderModelOnly().load_lora_model_only(model, lora, 1.0)
     assert "NOT LOADED" not in caplog.text
     assert len(patched.patches) == 4
     changed = host(patched, vae)
-    assert changed.world.fingerprint != plain.world.fingerprint
-    assert not torch.allclose(first_chunk(changed.world), before, atol=1e-2)
+    assert changed.world.fingerprint != fingerprint
+    result = first_chunk(changed.world)
+    assert not torch.allclose(result, plain, atol=1e-2)
 
     # Merged by hand: what the LoRA means.
     merged = host(tiny_model(), vae)
@@ -171,12 +177,11 @@ def test_a_lora_changes_the_chunk_and_leaves_no_trace_when_it_is_gone(lora, vae,
     for key, [(strength, adapter, _, _, _)] in patched.patches.items():
         up, down = adapter.weights[0], adapter.weights[1]
         weights[key.removeprefix("diffusion_model.")].add_(strength * (up @ down))
-    changed = host(patched, vae)
-    torch.testing.assert_close(first_chunk(changed.world), first_chunk(merged.world), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(result, first_chunk(merged.world), atol=1e-4, rtol=1e-4)
 
     again = host(model, vae)
-    assert torch.equal(first_chunk(again.world), before)
-    assert again.world.fingerprint == plain.world.fingerprint
+    assert torch.equal(first_chunk(again.world), plain)
+    assert again.world.fingerprint == fingerprint
 
 
 def test_the_mark_of_a_lora_depends_on_what_it_does_alone(lora, vae):
@@ -286,34 +291,32 @@ def test_an_unscaled_fp8_file_loads(models, vae):
     assert torch.isfinite(first_chunk(host(tiny_model(model_name=file.name), vae).world)).all()
 
 
-def test_the_compute_dtype_that_a_node_sets_is_used_for_its_clone_alone(vae):
+def test_the_compute_dtype_that_a_node_sets_is_used_for_its_clone_alone(vae, plain):
     model = tiny_model()
-    before = first_chunk(host(model, vae).world)
     other = model.clone()
     other.set_model_compute_dtype(torch.bfloat16)
     found = host(other, vae)
     assert found.world.cache_dtype == torch.bfloat16
     changed = first_chunk(found.world)
-    assert not torch.equal(changed, before)
-    torch.testing.assert_close(changed, before, atol=0.3, rtol=0.3)
+    assert not torch.equal(changed, plain)
+    torch.testing.assert_close(changed, plain, atol=0.3, rtol=0.3)
     again = host(model, vae)
     assert again.world.cache_dtype == torch.float32
-    assert torch.equal(first_chunk(again.world), before)
+    assert torch.equal(first_chunk(again.world), plain)
 
 
 # Memory
 
 
-def test_unloading_gives_memory_back_and_a_later_run_is_the_same(vae):
+def test_unloading_gives_memory_back_and_a_later_run_is_the_same(vae, plain):
     model = tiny_model()
-    found = host(model, vae)
-    before = first_chunk(found.world)
+    host(model, vae)
     assert model.loaded_size() == model.model_size()
     model.partially_unload(model.offload_device, model.model_size())
     comfy.model_management.unload_all_models()
     assert model.loaded_size() == 0
     assert not comfy.model_management.loaded_models()
-    assert torch.equal(first_chunk(host(model, vae).world), before)
+    assert torch.equal(first_chunk(host(model, vae).world), plain)
 
 
 def test_nothing_keeps_a_model_or_the_copy_of_a_vae_alive():
@@ -334,24 +337,21 @@ def test_the_copy_of_a_vae_is_made_once():
     assert make(tiny()[2])[0] is not make(vae)[0]
 
 
-def test_a_model_streamed_from_main_memory_gives_the_same(vae):
+def test_a_model_streamed_from_main_memory_gives_the_same(vae, plain):
     """What low VRAM does: layers stay where they are and are cast when they are used."""
     model = tiny_model()
-    expected = first_chunk(host(model, vae).world)
-    comfy.model_management.unload_all_models()
     model.partially_load(model.load_device, 1)
     assert model.model.model_lowvram
     found = part("nodes.host.worlds").host_world(model, vae)
     comfy.model_management.load_models_gpu(found.patchers[1:])
-    assert torch.equal(first_chunk(found.world), expected)
+    assert torch.equal(first_chunk(found.world), plain)
 
 
 # What nodes do to a MODEL on its way
 
 
-def test_a_torch_compile_node_is_applied_while_a_forward_runs_and_gone_after(vae):
+def test_a_torch_compile_node_is_applied_while_a_forward_runs_and_gone_after(vae, plain):
     model = tiny_model()
-    expected = first_chunk(host(model, vae).world)
     calls = []
 
     def backend(graph, inputs):
@@ -362,13 +362,12 @@ def test_a_torch_compile_node_is_applied_while_a_forward_runs_and_gone_after(vae
     set_torch_compile_wrapper(compiled, backend=backend, keys=["diffusion_model.blocks.0"])
     result = first_chunk(host(compiled, vae).world)
     assert calls
-    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, plain, atol=1e-5, rtol=1e-5)
     assert type(model.model.diffusion_model.blocks[0]).__name__ == "Block"
 
 
-def test_an_attention_override_of_a_node_is_used_for_its_clone_alone(vae):
+def test_an_attention_override_of_a_node_is_used_for_its_clone_alone(vae, plain):
     model = tiny_model()
-    expected = first_chunk(host(model, vae).world)
     calls = []
 
     def count(original, *args, **kwargs):
@@ -377,15 +376,14 @@ def test_an_attention_override_of_a_node_is_used_for_its_clone_alone(vae):
 
     other = model.clone()
     other.model_options["transformer_options"]["optimized_attention_override"] = count
-    torch.testing.assert_close(first_chunk(host(other, vae).world), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(first_chunk(host(other, vae).world), plain, atol=1e-4, rtol=1e-4)
     used = len(calls)
     assert used
     first_chunk(host(model, vae).world)
     assert len(calls) == used
 
 
-def test_an_attention_flag_of_comfyui_is_obeyed(vae, monkeypatch):
-    expected = first_chunk(host(tiny_model(), vae).world)
+def test_an_attention_flag_of_comfyui_is_obeyed(vae, plain, monkeypatch):
     calls = []
 
     def attention(*arguments, **options):
@@ -394,7 +392,7 @@ def test_an_attention_flag_of_comfyui_is_obeyed(vae, monkeypatch):
 
     monkeypatch.setattr(args, "use_pytorch_cross_attention", True)
     monkeypatch.setattr(comfy.ldm.modules.attention, "optimized_attention", attention)
-    torch.testing.assert_close(first_chunk(host(tiny_model(), vae).world), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(first_chunk(host(tiny_model(), vae).world), plain, atol=1e-5, rtol=1e-5)
     assert calls
 
 

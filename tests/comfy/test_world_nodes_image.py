@@ -67,7 +67,7 @@ def test_the_text_says_size_and_tokens(prepare):
 
 
 def test_the_models_own_size_and_the_memory_of_a_world(prepare, graph):
-    start, width, height, text = prepare(picture(), size="model", model=graph.model)
+    _, width, height, text = prepare(picture(), size="model", model=graph.model)
     area = graph.model.model.area
     assert 0.7 * area < width * height <= area
     assert "a world takes" in text
@@ -88,7 +88,7 @@ def test_a_picture_encoded_by_another_vae_is_encoded_again(prepare, graph):
     import world_graph
 
     [_, _, vae] = world_graph.call("LingBotLoadWorldFolder", folder="tiny", weight_dtype="as stored", preset="auto")
-    start, *_ = prepare(picture(), vae=vae, size="custom", width=48, height=32, fit="stretch")
+    start, *_ = prepare(picture(), vae=vae, **world_graph.SIZE)
     world = graph.start(start_image=start)
     assert world.source.picture is not start
     assert world.source.picture.condition.uses(world.source.host.world.vae)

@@ -13,7 +13,7 @@ import torch
 from comfy_api.latest import io
 
 PACK = "lingbot_world_pack"
-SIZE = {"size": "custom", "width": 48, "height": 32, "fit": "stretch"}
+SIZE = {"size": "custom", "width": 32, "height": 16, "fit": "stretch"}
 
 
 def part(name: str) -> ModuleType:
@@ -28,7 +28,7 @@ def node(name: str) -> type[io.ComfyNode]:
     ]
 
 
-def call(name: str, hidden: dict[str, Any] | None = None, **inputs: Any) -> tuple[Any, ...]:
+def call(name: str, hidden: dict[str, Any] | None = None, /, **inputs: Any) -> tuple[Any, ...]:
     """The outputs of a node. hidden: unique_id, prompt, extra_pnginfo."""
     cls = node(name)
     cls.GET_SCHEMA()

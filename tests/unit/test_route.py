@@ -230,6 +230,18 @@ def test_beyond_the_end_is_refused_with_both_numbers_unless_one_chose_to_stand_s
         route.span(-1)
 
 
+def test_keys_of_a_single_line_are_held_for_as_long_as_one_likes():
+    route = route_from_keys("w wj w", CHUNK3)
+    assert (route.chunks, route.span(), route.span(0, 4)) == (1, 1, 4)
+    held = drive(FakeSession(), route, chunks=4)
+    assert held == drive(FakeSession(), route_from_keys("w wj w", CHUNK3, chunks=4))
+    assert [controls.keys for controls in held] == [("w", "jw", "w")] * 4
+    session = FakeSession()
+    assert drive(session, route, chunks=1) + drive(session, route, begin=1, chunks=3) == held
+    with pytest.raises(LengthError, match="at most 8333"):
+        route.span(0, 10**9)
+
+
 def test_lengths_of_texts_follow_the_wish():
     assert route_from_keys("w", CHUNK3, chunks=5).chunks == 5
     assert route_from_keys("w-12, none-1", CHUNK4).chunks == 4
@@ -237,7 +249,7 @@ def test_lengths_of_texts_follow_the_wish():
     assert route_from_keys("w-3", CHUNK3, chunks=4, stands_still=True).chunks == 4
     assert route_from_keys("w-12", CHUNK3, num_frames=30).chunks == 2
     assert route_from_keys("w-12", CHUNK3, num_frames=30, snap="up").chunks == 3
-    with pytest.raises(LengthError, match="4 chunks were asked for, but .* have 1: ask for 1 or less"):
+    with pytest.raises(LengthError, match=r"4 chunks were asked for, but .* have 1: ask for 1 or less"):
         route_from_keys("w-3", CHUNK3, chunks=4)
     with pytest.raises(LengthError, match="399993 frames were asked for; at most 100000"):
         route_from_keys("w-99999", CHUNK3)

@@ -42,7 +42,8 @@ class Route(ABC):
     source: what it was read from. chunk: latent frames of a chunk. chunks: its length. latent_poses: float64
     [F, 4, 4], one per latent frame, up to one rigid change of the world. steps: what the unit 'key' means.
     unit, first_delta: what a session that begins with this route takes unless its user says otherwise.
-    prompts: those it switches to. stands_still: chunks beyond its end keep the camera still instead of being refused.
+    prompts: those it switches to. stands_still: chunks beyond its end are not refused: the camera stands still, and a
+    key that is held for good stays down.
     """
 
     source: str

@@ -23,6 +23,7 @@ class ScriptRoute(Route):
 
     Held keys start from rest and are measured in the unit 'key'; a script with poses has the unit 'clip', and one that
     begins with poses the first delta 'identity'. intrinsics: fx, fy, cx, cy at 832 x 480, None for the default.
+    held: keys per latent frame that stay down in all chunks beyond the end, which then are never refused.
     """
 
     def __init__(
@@ -34,11 +35,14 @@ class ScriptRoute(Route):
         chunk: int,
         steps: KeySteps,
         intrinsics: Intrinsics | None = None,
+        held: tuple[str, ...] | None = None,
     ) -> None:
         self.source, self.chunks, self.chunk, self.steps = source, chunks, chunk, steps
         self._lines, self._intrinsics = len(events), intrinsics
         self._events = events[:chunks]
         self._still = KeyMotion(("",) * chunk, steps)
+        self._beyond = self._still if held is None else KeyMotion(held, steps)
+        self.stands_still = held is not None
         self.first_delta: FirstDelta = "from_rest" if isinstance(self._motion(0), KeyMotion) else "identity"
         has_poses = any(isinstance(event.motion, np.ndarray) for event in self._events)
         self.unit: str | float = "clip" if has_poses or not steps.move else "key"
@@ -46,7 +50,9 @@ class ScriptRoute(Route):
         self._carried, self.latent_poses = self._walk()
 
     def _motion(self, index: int) -> KeyMotion | Array:
-        motion = self._events[index].motion if index < len(self._events) else None
+        if index >= len(self._events):
+            return self._beyond
+        motion = self._events[index].motion
         return self._still if motion is None else motion
 
     def _walk(self) -> tuple[list[Array], Array]:

@@ -60,10 +60,10 @@ def route_from_keys(
     """The route of a text of keys.
 
     text: segments of keys and steps such as ``w-12, wj-8, none-4``, or one line for each chunk with the keys of the
-    whole chunk or of each of its latent frames (``camera.key_text``). A single line stands for all chunks that are
-    wished for. steps: segments count latent frames, or video frames where a latent frame has several steps; the last
-    chunk is filled up with no keys. num_frames or chunks: the wish; what is longer is cut off. stands_still: keep
-    still where it is shorter, and beyond the end. Raises CameraError and LengthError.
+    whole chunk or of each of its latent frames (``camera.key_text``). The keys of a single line are held for good,
+    however many chunks are made. steps: segments count latent frames, or video frames where a latent frame has
+    several steps; the last chunk is filled up with no keys. num_frames or chunks: the wish; what is longer is cut
+    off. stands_still: keep still where it is shorter, and beyond the end. Raises CameraError and LengthError.
     """
     wanted = _wanted(preset, num_frames, chunks, snap)
     segments = key_segments(text)
@@ -75,8 +75,9 @@ def route_from_keys(
         return keys.with_choices(stands_still=stands_still)
     if segments is None:
         rows = key_lines(text, chunk=preset.chunk)
-        if len(rows) == 1 and wanted is not None:
-            rows *= wanted
+        if len(rows) == 1:
+            events = [ChunkEvent(index, None, KeyMotion(rows[0], steps)) for index in range(wanted or 1)]
+            return ScriptRoute(source, events, len(events), chunk=preset.chunk, steps=steps, held=rows[0])
     else:
         held = [format_keys(keys) for keys in frames_of(segments)]
         held += [""] * (-len(held) % preset.chunk)
