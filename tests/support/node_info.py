@@ -2,7 +2,7 @@
 
 From it the browser tests make the editor's nodes where there is no ComfyUI, and the help pages and translations are
 checked. ``python tests/support/node_info.py`` (in ComfyUI's environment; scripts/update_node_info does it) writes that
-file and locales/en/nodeDefs.json anew.
+file, locales/en/nodeDefs.json and the tables of the help pages anew.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 OBJECT_INFO = ROOT / "tests" / "browser" / "object_info.json"
+PAGES = ROOT / "js" / "docs"
 ENGLISH = ROOT / "locales" / "en" / "nodeDefs.json"
 PREFIX = "LingBot"
 START_PICTURE = "lingbot_snow_trail.jpg"
@@ -76,6 +77,41 @@ def english(nodes: dict[str, Any]) -> dict[str, Any]:
     return texts
 
 
+def with_tables(page: str, node: dict[str, Any]) -> str:
+    """A help page whose sections Inputs and Outputs are made of the node's own texts; the rest is written by hand.
+
+    They stand before the section Example.
+    """
+    before, example, after = page.partition("\n## Example\n")
+    about = before.partition("\n## Inputs\n")[0].rstrip()
+    tables = [
+        ("Inputs", [(name, _kind(spec), _meaning(spec)) for name, spec in inputs_of(node).items()]),
+        ("Outputs", [(name, kind, tip) for (name, tip), kind in zip(outputs_of(node), node["output"], strict=True)]),
+    ]
+    parts = [about]
+    for title, rows in tables:
+        lines = [f"| `{name}` | {kind} | {_cell(text)} |" for name, kind, text in rows]
+        parts.append("\n".join([f"## {title}", "", "| name | type | meaning |", "| --- | --- | --- |", *lines]))
+    return "\n\n".join(parts) + "\n" + example + after
+
+
+def _kind(spec: list[Any]) -> str:
+    return spec[0] if isinstance(spec[0], str) else "COMBO"
+
+
+def _meaning(spec: list[Any]) -> str:
+    options = spec[1]
+    default = options.get("default")
+    text = options.get("tooltip", "")
+    if default is None or default == "" or "\n" in str(default):
+        return text
+    return f"{text} Default: {json.dumps(default) if isinstance(default, bool) else default}."
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def as_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
@@ -92,6 +128,12 @@ def main() -> int:
     OBJECT_INFO.write_text(as_text(found), encoding="utf-8")
     ENGLISH.parent.mkdir(parents=True, exist_ok=True)
     ENGLISH.write_text(as_text(english(mine)), encoding="utf-8")
+    for name, node in mine.items():
+        page = PAGES / f"{name}.md"
+        if page.is_file():
+            page.write_text(with_tables(page.read_text(encoding="utf-8"), node), encoding="utf-8")
+        else:
+            print(f"write {page.relative_to(ROOT)}: a heading, what the node is for, ## Example and ## Limits")
     print(f"{len(mine)} nodes: {OBJECT_INFO.relative_to(ROOT)}, {ENGLISH.relative_to(ROOT)}")
     return 0
 
