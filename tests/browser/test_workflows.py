@@ -34,6 +34,17 @@ def test_a_workflow_loads_without_errors_and_nothing_lies_on_anything(stub, open
         assert apart, f"{one} and {other} overlap: {a}, {b}"
 
 
+def test_a_start_picture_that_is_not_there_is_told(stub, open_page, renderer):
+    """Also the proof that `alerts` sees what a person would see."""
+    page = open_page(stub.url, renderer)
+    workflow = read("image_to_world.json")
+    [picture] = [node for node in workflow["nodes"] if node["type"] == "LoadImage"]
+    picture["widgets_values"][0] = "not_there.jpg"
+    page.load_workflow(workflow)
+    page.wait_until(page.alerts, 10)
+    assert "missing" in page.alerts()[0]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_workflow_converts_to_the_prompt_that_is_shipped_for_the_queue(stub, open_page, name):
     page = open_page(stub.url)

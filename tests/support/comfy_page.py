@@ -8,9 +8,11 @@ import mimetypes
 import os
 import re
 import shutil
+import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from playwright.sync_api import Page
 
@@ -23,6 +25,7 @@ ELSEWHERE = re.compile(
 ITS_OWN = re.compile(r"status of 404 .*/user\.css\)$|^ComfyApp graph accessed before initialization")
 
 
+T = TypeVar("T")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-default-apps", "--mute-audio",
@@ -77,6 +80,14 @@ class ComfyPage:
         """Lets the page finish what it began: two painted frames and a moment."""
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         self.page.wait_for_timeout(400)
+
+    def wait_until(self, condition: Callable[[], T], seconds: float = 60.0) -> T:
+        """Waits until ``condition`` gives something that counts, and returns that. The page lives on meanwhile."""
+        end = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < end, f"it did not happen within {seconds:.0f} s"
+            self.page.wait_for_timeout(100)
+        return found
 
     def load_workflow(self, workflow: dict[str, Any]) -> None:
         """As if the user opened it."""
