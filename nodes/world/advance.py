@@ -52,7 +52,7 @@ class LingBotAdvanceWorld(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotAdvanceWorld",
-            display_name="Advance World (LingBot)",
+            display_name="LingBot Advance World",
             category=CATEGORY,
             description="Walks on through a world: steered by controls, a camera path or keys, or standing still. A "
             "cancelled or failed run keeps its finished frames, and queueing it again goes on where it stopped.",
