@@ -72,6 +72,6 @@ class LingBotAdvanceWorld(io.ComfyNode):
         cls, world: Any, controls: Any = None, camera: Any = None, keys: str = "", **more: Any
     ) -> io.NodeOutput:
         handle = expect(world, WorldHandle, "WORLD", "LingBotStartWorld or LingBotAdvanceWorld")
-        entry = more.get("controls_from", "auto")
-        steering = Steering.of(controls, camera, keys, handle.history.start.preset, entry=entry)
+        start, entry, hold = handle.history.start, more.get("controls_from", "auto"), more.get("hold", False)
+        steering = Steering.of(controls, camera, keys, start.preset, entry=entry, hold=hold)
         return as_output(make_chunks(handle, run_wish(steering, cls.hidden, more)))

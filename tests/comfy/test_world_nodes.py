@@ -326,6 +326,20 @@ def test_a_camera_shorter_than_the_chunks_names_both_lengths(graph, wg):
         graph.advance(graph.start(), 4, camera=trajectory(wg, 21))
 
 
+@pytest.mark.parametrize("kind", ["controls", "camera", "keys"])
+def test_the_camera_may_stand_still_where_the_controls_end(graph, wg, kind):
+    start = graph.start()
+    given = {
+        "controls": lambda: routes().route_from_keys("w-3", preset(start)),
+        "camera": lambda: trajectory(wg, 13),
+        "keys": lambda: "w-3",
+    }[kind]()
+    _, _, world, _ = graph.advance(start, 3, hold=True, **{kind: given})
+    steps = [record.controls.relative for record in world.history.chunks]
+    assert not np.allclose(steps[0], np.eye(4))
+    assert np.allclose(steps[2], np.eye(4))
+
+
 def test_objects_of_other_packs_are_named(graph):
     with pytest.raises(TypeError, match=r"WORLD input got a str of another pack.*LingBotStartWorld"):
         graph.advance("their world", 1)
