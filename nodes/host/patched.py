@@ -20,10 +20,9 @@ from ...lingbot_core.models.dit import CausalWanDiT, ChunkContext
 from .attention import OVERRIDE, host_attention
 
 _SAMPLING = "model_sampling"
-_HARMLESS = {OVERRIDE, "wrappers", "callbacks", "cond_or_uncond", "sigmas"}
 
 
-def transformer_for(model: Any) -> CausalWanDiT:
+def transformer_for(model: Any) -> CausalWanDiT | PatchedTransformer:
     """The transformer to run for a MODEL: the module itself, or one that applies what nodes ask for around it.
 
     Raises LingBotError for a changed sampling shift, which a preset decides. Other patches of the sampler have no
@@ -42,7 +41,7 @@ def transformer_for(model: Any) -> CausalWanDiT:
         )
     if not wrappers and OVERRIDE not in options:
         return model.model.diffusion_model
-    return PatchedTransformer(model.model, wrappers, options)  # type: ignore[return-value]
+    return PatchedTransformer(model.model, wrappers, options)
 
 
 class PatchedTransformer:
@@ -78,7 +77,7 @@ class PatchedTransformer:
 
 
 def _ignored(model: Any, options: dict[str, Any]) -> set[str]:
-    found = {key for key, value in options.items() if key not in _HARMLESS and value}
+    found = {key for key, value in options.items() if key != OVERRIDE and value}
     samplers = ("sampler_", "model_function_")
     found |= {key for key, value in model.model_options.items() if key.startswith(samplers) and value}
     for kind, keys in model.wrappers.items():

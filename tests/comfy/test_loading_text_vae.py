@@ -266,7 +266,7 @@ def test_the_encoder_is_float32_and_the_decoder_as_comfyui_loaded_it(tiny):
         "encoder": torch.float32, "conv1": torch.float32, "decoder": torch.bfloat16, "conv2": torch.bfloat16,
     }  # fmt: skip
     latents = torch.randn(16, 2, 6, 10, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(copy.decode(latents), library_vae().decode(latents), atol=0.2, rtol=0)
+    assert (copy.decode(latents) - library_vae().decode(latents)).abs().mean() < 0.02
     assert copy.encode(torch.zeros(3, 1, 48, 80)).dtype == torch.float32
 
 

@@ -25,7 +25,7 @@ from comfy.cli_args import args
 from comfy.quant_ops import QuantizedTensor
 from comfy_api.torch_helpers import set_torch_compile_wrapper
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 PACK = "lingbot_world_pack"
@@ -286,6 +286,24 @@ def test_scaled_fp8_files_stay_fp8_and_compute_as_multiplied_out(models, vae, sp
     torch.testing.assert_close(result, first_chunk(multiplied), atol=1e-4, rtol=1e-4)
 
 
+def test_a_scale_for_each_row_becomes_one_for_the_whole_matrix(models, vae):
+    """ComfyUI's layers have one scale; nothing stays wide for it."""
+    file = rewritten(converted(models), "rows.safetensors", "new")
+    weights = load_file(file)
+    name = "blocks.0.ffn.0.weight_scale"
+    rows = weights["blocks.0.ffn.0.weight"].shape[0]
+    weights[name] = weights[name] * torch.linspace(0.5, 2.0, rows)
+    with safe_open(file, "pt") as source:
+        metadata = source.metadata()
+    save_file(weights, file, metadata)
+    model = tiny_model(model_name=file.name)
+    loaded = model.model.diffusion_model.blocks[0].ffn[0].weight
+    expected = weights["blocks.0.ffn.0.weight"].float() * weights[name][:, None]
+    error = (loaded.dequantize().float() - expected).abs()
+    assert bool((error <= expected.abs() / 16 + expected.abs().max() / 448 / 256).all())
+    assert torch.isfinite(first_chunk(host(model, vae).world)).all()
+
+
 def test_an_unscaled_fp8_file_loads(models, vae):
     file = rewritten(converted(models), "plain.safetensors", "plain")
     assert torch.isfinite(first_chunk(host(tiny_model(model_name=file.name), vae).world)).all()
@@ -299,7 +317,7 @@ def test_the_compute_dtype_that_a_node_sets_is_used_for_its_clone_alone(vae, pla
     assert found.world.cache_dtype == torch.bfloat16
     changed = first_chunk(found.world)
     assert not torch.equal(changed, plain)
-    torch.testing.assert_close(changed, plain, atol=0.3, rtol=0.3)
+    assert (changed - plain).abs().mean() < 0.1 * plain.abs().mean()
     again = host(model, vae)
     assert again.world.cache_dtype == torch.float32
     assert torch.equal(first_chunk(again.world), plain)
@@ -376,7 +394,7 @@ def test_an_attention_override_of_a_node_is_used_for_its_clone_alone(vae, plain)
 
     other = model.clone()
     other.model_options["transformer_options"]["optimized_attention_override"] = count
-    torch.testing.assert_close(first_chunk(host(other, vae).world), plain, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(first_chunk(host(other, vae).world), plain, atol=1e-3, rtol=1e-3)
     used = len(calls)
     assert used
     first_chunk(host(model, vae).world)
