@@ -145,6 +145,10 @@ class Registry:
                 self._forget(living.name)
             self._closed.add(handle.session)
 
+    def is_closed(self, session: str) -> bool:
+        """Whether a session of that name was closed."""
+        return session in self._closed
+
     def free(self) -> int:
         """Puts everything to sleep that nobody drives; returns bytes freed. Nothing is lost."""
         return sum(living.sleep() for living in self._all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...lingbot_core.engine.history import StartRecord
@@ -53,6 +54,31 @@ class NamedWorlds:
         """Counts one more continuation."""
         with self._lock:
             self._continued[name] = self._continued.get(name, 0) + 1
+
+
+class Closings:
+    """How often the world that a node began last was closed since: the node's outputs are of no use then, and it has to
+    run again although its inputs are what they were.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def began(self, node: str, session: str) -> None:
+        """A node began a session."""
+        with self._lock:
+            self._last[node] = session
+
+    def count(self, node: str, is_closed: Callable[[str], bool]) -> int:
+        """A number that changes when the node's last world was closed."""
+        with self._lock:
+            last = self._last.get(node)
+            if last is not None and is_closed(last):
+                del self._last[node]
+                self._counts[node] = self._counts.get(node, 0) + 1
+            return self._counts.get(node, 0)
 
 
 def require_same_start(name: str, began: StartRecord, now: StartRecord) -> None:

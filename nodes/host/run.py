@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from ...lingbot_core.engine.chunk import Chunk
 from ...lingbot_core.engine.image import frames_to_uint8
-from ...lingbot_core.engine.memory import GIB
+from ...lingbot_core.engine.memory import GIB, free_bytes
 from ...lingbot_core.engine.registry import Drive, Registry, WorldHandle
 from ...lingbot_core.engine.route import Route
-from ...lingbot_core.errors import LingBotError
+from ...lingbot_core.errors import LingBotError, MemoryPlanError
 from .memory import out_of_memory_explained
 from .progress import RunProgress, stop_if_cancelled
 from .source import HostRoom, WorldSource
@@ -105,8 +106,9 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
         )
 
     def give_back() -> None:
-        if drive is not None:
-            drive.living.sleep()
+        living = WORLDS.living(handle) if drive is None else drive.living
+        if living is not None:
+            living.sleep()
 
     try:
         with (
@@ -182,6 +184,16 @@ def _states(source: WorldSource, wish: Wish, route: Route) -> Mapping[str, Tenso
     return source.encode((*([wish.prompt] if wish.prompt else ()), *route.prompts))
 
 
+def _require_room(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    """Raises MemoryPlanError when an IMAGE will not fit into memory."""
+    needed, free = math.prod(shape) * dtype.itemsize, free_bytes(device)
+    if free is not None and needed > free:
+        raise MemoryPlanError(
+            f"an IMAGE of {shape[0]} frames takes {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free: make fewer "
+            "chunks at a time, or switch all_images off and use VIDEO, whose memory does not grow"
+        )
+
+
 class _Run:
     """Where frames go as they are made: the file, the IMAGE, the preview."""
 
@@ -191,12 +203,13 @@ class _Run:
         start = handle.history.start
         about = json.dumps(handle.history.summary(), ensure_ascii=False)
         self.progress = progress
+        device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
+        shape = (frames if whole_image else 1, start.height, start.width, 3)
+        _require_room(shape, dtype, device)
+        self.images = torch.empty(shape, device=device, dtype=dtype)
         self.video = RunVideo(
             width=start.width, height=start.height, fps=start.fps, tags={**tags, "lingbot_world": about}
         )
-        count = frames if whole_image else 1
-        device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
-        self.images = torch.empty(count, start.height, start.width, 3, device=device, dtype=dtype)
         self._filled, self._whole = 0, whole_image
 
     def take(self, chunk: Chunk) -> Any:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...lingbot_core.engine.condition import ImageCondition
 from ...lingbot_core.engine.image import RESOLUTIONS, PreparedImage, fit_size, prepare_image
-from ...lingbot_core.engine.memory import GIB, encode_bytes
-from ...lingbot_core.errors import ImageError
-from .memory import patcher_of
+from ...lingbot_core.engine.memory import GIB, encode_bytes, free_bytes
+from ...lingbot_core.errors import ImageError, MemoryPlanError
+from .memory import out_of_memory_explained, patcher_of
 from .vae import world_vae
 
 SIZES = ("480p", "720p", "model", "custom")
@@ -70,12 +70,24 @@ def prepare_picture(
 
 
 def encode_picture(picture: StartPicture) -> None:
-    """Encodes what the first chunk needs, on ComfyUI's device for the VAE."""
+    """Encodes what the first chunk needs, on ComfyUI's device for the VAE. Raises MemoryPlanError."""
     _, patcher = world_vae(picture.vae)
-    needed = encode_bytes(patcher.model.config, picture.image.height, picture.image.width)
-    caches = patcher_of(picture.condition, patcher.load_device)
-    comfy.model_management.load_models_gpu([patcher, caches], memory_required=needed)
-    picture.condition.latents(0, _FIRST_LATENTS)
+    image, device = picture.image, patcher.load_device
+    needed = encode_bytes(patcher.model.config, image.height, image.width)
+
+    def explain() -> str:
+        return (
+            f"encoding a picture of {image.width}x{image.height} takes {needed / GIB:.1f} GiB on {device}, which are "
+            "not free; choose a smaller size"
+        )
+
+    with out_of_memory_explained(explain, picture.condition.release):
+        caches = patcher_of(picture.condition, device)
+        comfy.model_management.load_models_gpu([patcher, caches], memory_required=needed)
+        free = free_bytes(device)
+        if free is not None and needed > free:
+            raise MemoryPlanError(explain())
+        picture.condition.latents(0, _FIRST_LATENTS)
 
 
 def describe_picture(picture: StartPicture, estimate: Any = None) -> str:

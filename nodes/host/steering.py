@@ -28,20 +28,33 @@ class Steering:
     entry: str = "auto"
 
     @classmethod
-    def of(cls, controls: Any, camera: Any, keys: str | None, preset: Preset, *, entry: str = "auto") -> Steering:
-        """From a node's inputs, of which at most one may be given. Raises CameraError, LengthError and TypeError."""
+    def of(
+        cls,
+        controls: Any,
+        camera: Any,
+        keys: str | None,
+        preset: Preset,
+        *,
+        entry: str = "auto",
+        hold: bool = False,
+    ) -> Steering:
+        """From a node's inputs, of which at most one may be given. hold: stand still where they end too early.
+
+        Raises CameraError, LengthError and TypeError.
+        """
         if entry not in ENTRIES:
             raise CameraError(f"controls_from={entry!r} is unknown; use one of {', '.join(ENTRIES)}")
         given = [name for name, value in _named(controls, camera, keys) if value is not None]
         if len(given) > 1:
             raise CameraError(f"{' and '.join(given)} both steer the world; keep one of them")
         if controls is not None:
-            return cls(expect(controls, Route, "CONTROLS", "LingBotControls"), entry)
+            route = expect(controls, Route, "CONTROLS", "LingBotControls")
+            return cls(route.with_choices(stands_still=True) if hold else route, entry)
         if camera is not None:
             path = expect(camera, CameraTrajectory, "CAMERA", "LingBotCameraKeys or LingBotCameraLoad")
-            return cls(route_from_camera(path, preset), entry)
+            return cls(route_from_camera(path, preset, length="hold" if hold else "compress"), entry)
         if keys is not None and keys.strip():
-            return cls(route_from_keys(keys, preset), "beginning" if entry == "auto" else entry)
+            return cls(route_from_keys(keys, preset, stands_still=hold), "beginning" if entry == "auto" else entry)
         return cls(None, entry)
 
     def begin(self, history: History, image: PreparedImage, *, act: bool) -> int:

@@ -52,7 +52,7 @@ class LingBotAdvanceWorld(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotAdvanceWorld",
-            display_name="Advance World (LingBot)",
+            display_name="LingBot Advance World",
             category=CATEGORY,
             description="Walks on through a world: steered by controls, a camera path or keys, or standing still. A "
             "cancelled or failed run keeps its finished frames, and queueing it again goes on where it stopped.",
@@ -72,6 +72,6 @@ class LingBotAdvanceWorld(io.ComfyNode):
         cls, world: Any, controls: Any = None, camera: Any = None, keys: str = "", **more: Any
     ) -> io.NodeOutput:
         handle = expect(world, WorldHandle, "WORLD", "LingBotStartWorld or LingBotAdvanceWorld")
-        entry = more.get("controls_from", "auto")
-        steering = Steering.of(controls, camera, keys, handle.history.start.preset, entry=entry)
+        start, entry, hold = handle.history.start, more.get("controls_from", "auto"), more.get("hold", False)
+        steering = Steering.of(controls, camera, keys, start.preset, entry=entry, hold=hold)
         return as_output(make_chunks(handle, run_wish(steering, cls.hidden, more)))

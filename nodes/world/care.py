@@ -26,7 +26,7 @@ class LingBotCloseWorld(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotCloseWorld",
-            display_name="Close World (LingBot)",
+            display_name="LingBot Close World",
             category=CATEGORY,
             description="Ends a world and frees all it holds. Nodes that go on from it fail from then on; its branches "
             "and its videos stay.",
@@ -57,7 +57,7 @@ class LingBotWorldInfo(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotWorldInfo",
-            display_name="World Info (LingBot)",
+            display_name="LingBot World Info",
             category=CATEGORY,
             description="State, length and memory of a world, now. Always runs.",
             search_aliases=["world state", "world memory", "inspect world"],
@@ -98,7 +98,7 @@ class LingBotWorldLatents(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotWorldLatents",
-            display_name="World Latents (LingBot)",
+            display_name="LingBot World Latents",
             category=CATEGORY,
             description="A world's latents in ComfyUI's own scale, for VAEDecode and other latent nodes.",
             search_aliases=["world to latent", "decode world"],

@@ -268,6 +268,14 @@ def run_inputs() -> list[io.Input]:
             "another one begins. continue: at the world's number of chunks. beginning: at their first chunk, from "
             "where the camera stands.",
         ),
+        io.Boolean.Input(
+            "hold",
+            default=False,
+            optional=True,
+            advanced=True,
+            tooltip="On: where the controls are shorter than the run, the camera stands still at their end. Off: that "
+            "is an error.",
+        ),
     ]
 
 

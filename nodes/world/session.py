@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ...lingbot_core.engine.history import StartRecord
 from ...lingbot_core.errors import ImageError, SessionError
 from ..host.begin import choose_preset, name_of, start_record, start_world
-from ..host.named import NamedWorld, NamedWorlds, require_same_start
+from ..host.named import Closings, NamedWorld, NamedWorlds, require_same_start
 from ..host.run import WORLDS, make_chunks
 from ..host.source import WorldSource, shared_host
 from ..host.start_image import StartPicture, prepare_picture
@@ -33,6 +33,7 @@ from .inputs import (
 
 MODES = ("restart", "continue")
 NAMED = NamedWorlds()
+CLOSINGS = Closings()
 _revisions = itertools.count()
 
 
@@ -43,7 +44,7 @@ class LingBotWorldSession(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotWorldSession",
-            display_name="World Session (LingBot)",
+            display_name="LingBot World Session",
             category=CATEGORY,
             description="A whole world in one node. mode restart begins it; mode continue adds to the world of the "
             "same name every time the workflow is queued, with other controls or prompts if you like.",
@@ -79,9 +80,9 @@ class LingBotWorldSession(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, name: Any = None, mode: Any = None, **_: Any) -> str:
-        """continue always runs; restart runs again once the world has gone on since."""
+        """continue always runs; restart runs again once the world has gone on since, or was closed."""
         if mode == MODES[0] and isinstance(name, str):
-            return f"restart after {NAMED.continued(name)}"
+            return f"restart after {NAMED.continued(name)}, {CLOSINGS.count(name, WORLDS.is_closed)}"
         return f"continue {next(_revisions)}"
 
     @classmethod
@@ -107,7 +108,8 @@ class LingBotWorldSession(io.ComfyNode):
         source = WorldSource.of(model, vae, clip, picture)
         wish = start_wish(more)
         preset = choose_preset(source, wish)
-        steering = Steering.of(controls, camera, keys, preset, entry=more.get("controls_from", "auto"))
+        entry, hold = more.get("controls_from", "auto"), more.get("hold", False)
+        steering = Steering.of(controls, camera, keys, preset, entry=entry, hold=hold)
         positive = states_of(more["positive"], source.host.world.dit.config.text_dim)
         run = run_wish(steering, cls.hidden, more)
         known = NAMED.get(name)
@@ -121,6 +123,7 @@ class LingBotWorldSession(io.ComfyNode):
             handle = known.handle.from_source(source)
         else:
             handle = start_world(source, wish, steering.route)
+            CLOSINGS.began(name, handle.session)
         NAMED.put(name, NamedWorld(handle, known.positive if known and mode == MODES[1] else name_of(positive)))
         made = make_chunks(handle, run)
         NAMED.put(name, NamedWorld(made.handle, name_of(positive)))

@@ -8,12 +8,15 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..host.begin import choose_preset, start_world
-from ..host.run import about_world
+from ..host.named import Closings
+from ..host.run import WORLDS, about_world
 from ..host.source import WorldSource, shared_host
 from ..host.start_image import StartPicture, describe_picture, encode_picture, prepare_picture
 from ..host.steering import Steering
 from ..sockets import StartImage, World, expect
 from .inputs import CATEGORY, picture_inputs, preset_input, seed_input, start_overrides, start_wish, steering_sockets
+
+CLOSINGS = Closings()
 
 
 class LingBotStartImage(io.ComfyNode):
@@ -23,7 +26,7 @@ class LingBotStartImage(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotStartImage",
-            display_name="Start Image (LingBot)",
+            display_name="LingBot Start Image",
             category=CATEGORY,
             description="Brings a picture to the size of a world and encodes it, so that any number of worlds can "
             "begin with it. The encoder runs in float32 whatever the VAE's precision.",
@@ -74,7 +77,7 @@ class LingBotStartWorld(io.ComfyNode):
         where = "Here only its unit, first step and lens are taken; steer with it in LingBotAdvanceWorld."
         return io.Schema(
             node_id="LingBotStartWorld",
-            display_name="Start World (LingBot)",
+            display_name="LingBot Start World",
             category=CATEGORY,
             description="Begins a world from a picture and a prompt. Connect LingBotAdvanceWorld to walk through it: "
             "one after another goes on, two on one output are branches.",
@@ -97,7 +100,13 @@ class LingBotStartWorld(io.ComfyNode):
                 World.Output("world", tooltip="A place in the world; any number of nodes may go on from it."),
                 io.String.Output("report", tooltip="Recipe, unit, size and model as JSON."),
             ],
+            hidden=[io.Hidden.unique_id],
         )
+
+    @classmethod
+    def fingerprint_inputs(cls, **_: Any) -> int:
+        """Another number once the world was closed, so that a new one is begun."""
+        return CLOSINGS.count(str(cls.hidden.unique_id), WORLDS.is_closed)
 
     @classmethod
     def execute(
@@ -115,4 +124,6 @@ class LingBotStartWorld(io.ComfyNode):
         wish = start_wish(more)
         steering = Steering.of(controls, camera, None, choose_preset(source, wish))
         handle = start_world(source, wish, steering.route)
+        if cls.hidden is not None and cls.hidden.unique_id is not None:
+            CLOSINGS.began(str(cls.hidden.unique_id), handle.session)
         return io.NodeOutput(handle, json.dumps(about_world(handle, source), ensure_ascii=False, indent=2))

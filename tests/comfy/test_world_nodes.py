@@ -326,6 +326,20 @@ def test_a_camera_shorter_than_the_chunks_names_both_lengths(graph, wg):
         graph.advance(graph.start(), 4, camera=trajectory(wg, 21))
 
 
+@pytest.mark.parametrize("kind", ["controls", "camera", "keys"])
+def test_the_camera_may_stand_still_where_the_controls_end(graph, wg, kind):
+    start = graph.start()
+    given = {
+        "controls": lambda: routes().route_from_keys("w-3", preset(start)),
+        "camera": lambda: trajectory(wg, 13),
+        "keys": lambda: "w-3",
+    }[kind]()
+    _, _, world, _ = graph.advance(start, 3, hold=True, **{kind: given})
+    steps = [record.controls.relative for record in world.history.chunks]
+    assert not np.allclose(steps[0], np.eye(4))
+    assert np.allclose(steps[2], np.eye(4))
+
+
 def test_objects_of_other_packs_are_named(graph):
     with pytest.raises(TypeError, match=r"WORLD input got a str of another pack.*LingBotStartWorld"):
         graph.advance("their world", 1)
@@ -349,6 +363,43 @@ def test_a_closed_world_is_refused_and_its_branch_is_not(graph, wg):
         assert wg.call("LingBotWorldInfo", world=place)[0] == "closed"
     graph.advance(side, 1)
     wg.call("LingBotCloseWorld", world=main)
+
+
+def test_a_node_whose_world_was_closed_runs_again(graph, wg):
+    """ComfyUI would else give its next node the closed world for ever."""
+    node = wg.node("LingBotStartWorld").PREPARE_CLASS_CLONE({"hidden_inputs": {io.Hidden.unique_id: "7"}})
+    world = graph.start()
+    before = node.fingerprint_inputs(model=None, seed=3)
+    assert node.fingerprint_inputs(model=None, seed=3) == before
+    _, _, after, _ = graph.advance(world, 1)
+    wg.call("LingBotCloseWorld", world=after)
+    again = node.fingerprint_inputs(model=None, seed=3)
+    assert again != before
+    assert node.fingerprint_inputs(model=None, seed=3) == again
+    graph.advance(graph.start(), 1)
+    assert node.fingerprint_inputs(model=None, seed=3) == again
+
+
+def test_a_file_that_cannot_be_written_stops_the_run_and_keeps_the_chunks(graph, wg, monkeypatch):
+    whole, *_ = graph.advance(graph.start(), 4)
+    start = graph.start()
+    writer = part("lingbot_core.engine.video").VideoWriter
+    full = part("lingbot_core.errors").VideoError("the disk is full")
+    write, calls = writer.write, []
+
+    def fails(self, frames):
+        calls.append(1)
+        if len(calls) == 2:
+            raise full
+        return write(self, frames)
+
+    monkeypatch.setattr(writer, "write", fails)
+    with pytest.raises(errors("VideoError"), match="the disk is full"):
+        graph.advance(start, 4)
+    assert wg.worlds().info(start).head >= 3
+    images, _, _, report = graph.advance(start, 4)
+    assert torch.equal(images, whole)
+    assert report["made"]["chunks_reused"] >= 3
 
 
 def test_info_tells_state_length_and_bytes(graph, wg):

@@ -237,3 +237,46 @@ def test_a_failed_decode_is_retried_without_denoising(graph, wg, monkeypatch):
     images, *_ = graph.advance(start, 2, keys="w-6")
     assert torch.equal(images, whole)
     assert denoised == []
+
+
+def test_an_image_that_will_not_fit_is_refused_before_it_is_made(graph, wg, monkeypatch):
+    start = graph.start()
+    monkeypatch.setattr(wg.part("nodes.host.run"), "free_bytes", lambda device: 10_000)
+    with pytest.raises(errors(wg, "MemoryPlanError"), match=r"IMAGE of 45 frames.*all_images off and use VIDEO"):
+        graph.advance(start, 4)
+    images, video, _, _ = graph.advance(start, 4, all_images=False)
+    assert (len(images), video.get_frame_count()) == (1, 45)
+
+
+@pytest.mark.parametrize("how", ["planned", "raised"])
+def test_a_picture_that_cannot_be_encoded_is_explained(graph, wg, monkeypatch, how):
+    if how == "planned":
+        monkeypatch.setattr(wg.part("nodes.host.start_image"), "free_bytes", lambda device: 1000)
+    else:
+        vae, _ = wg.part("nodes.host.vae").world_vae(graph.vae)
+        break_once(monkeypatch, vae, "encode", mm.OOM_EXCEPTION("CUDA out of memory"), 2)
+    with pytest.raises(errors(wg, "MemoryPlanError"), match=r"encoding a picture of 32x16 .* choose a smaller size"):
+        wg.call("LingBotStartImage", image=wg.picture(), vae=graph.vae, **wg.SIZE)
+    monkeypatch.undo()
+    wg.call("LingBotStartImage", image=wg.picture(), vae=graph.vae, **wg.SIZE)
+
+
+@pytest.mark.parametrize("how", ["rebuilding", "branching"])
+def test_out_of_memory_while_caches_are_made_is_explained_and_the_next_run_works(graph, wg, monkeypatch, how):
+    _, _, fork, _ = graph.advance(graph.start(), 1, keys="w-3")
+    _, _, main, _ = graph.advance(fork, 1, keys="a-3")
+    cache = wg.part("lingbot_core.models.kv_cache").KVCache
+    if how == "rebuilding":
+        wg.worlds().free()
+        place, name, keys = main, "_allocate", "w-3"
+    else:
+        place, name, keys = fork, "clone", "d-3"
+    calls = break_once(monkeypatch, cache, name, mm.OOM_EXCEPTION("CUDA out of memory"), 1)
+    with pytest.raises(errors(wg, "MemoryPlanError"), match="ran out in chunk"):
+        graph.advance(place, 1, keys=keys)
+    assert calls == [1]
+    assert wg.worlds().living(place).session is None
+    monkeypatch.undo()
+    images, *_ = graph.advance(place, 1, keys=keys)
+    wg.forget_everything()
+    assert torch.equal(graph.advance(place, 1, keys=keys)[0], images)

@@ -188,9 +188,11 @@ def test_a_name_does_not_keep_the_model_alive(graph, wg, name):
 
 def test_a_closed_world_cannot_be_continued(graph, wg, name):
     _, _, world, _ = graph.session(name, "restart", 1)
+    before = fingerprint(wg, name=name, mode="restart")
     wg.call("LingBotCloseWorld", world=world)
     with pytest.raises(errors(wg, "SessionError"), match="closed"):
         graph.session(name, "continue", 1)
+    assert fingerprint(wg, name=name, mode="restart") != before
     graph.session(name, "restart", 1)
 
 
