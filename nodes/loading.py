@@ -48,7 +48,7 @@ class LoadWorldModel(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotLoadWorldModel",
-            display_name="Load World Model (LingBot)",
+            display_name="LingBot Load World Model",
             category=CATEGORY,
             description="Loads a LingBot-World transformer: a single file from diffusion_models, a folder from "
             "lingbot_world, or the embedded model 'tiny'. The MODEL takes LoRA and torch.compile nodes; connect it to "
@@ -81,7 +81,7 @@ class LoadWorldFolder(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotLoadWorldFolder",
-            display_name="Load World Folder (LingBot)",
+            display_name="LingBot Load World Folder",
             category=CATEGORY,
             description="Loads transformer, text encoder and VAE of a LingBot-World download as it is (v1, v2, or in "
             "the manner of diffusers), or the embedded model 'tiny', which needs no download and no GPU.",
@@ -116,7 +116,7 @@ class EstimateMemory(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return io.Schema(
             node_id="LingBotMemoryEstimate",
-            display_name="World Memory Estimate (LingBot)",
+            display_name="LingBot World Memory Estimate",
             category=CATEGORY,
             description="Says how much memory a world of a size and length will take, part by part, and whether it "
             "fits this device. Nothing is loaded or allocated for it.",

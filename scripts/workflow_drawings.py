@@ -73,10 +73,10 @@ def note(at: tuple[int, int], text: str, size: tuple[int, int] = (340, 300)) -> 
 
 LEFT = (Group("Model and start", (20, 0, 1280, 840)),)
 ABOUT = (
-    "**Start picture**: drop one onto *Start Picture*, or copy `examples/lingbot_snow_trail.jpg` of this pack into "
-    "ComfyUI's `input` folder and press **R**.\n\n"
-    "**Model**: `tiny` is embedded and runs anywhere. For a real world choose the folder of its weights in *Model*, "
-    "and `480p` in *Start Image*.\n"
+    "**Start picture**: drop one onto *Start Picture*, or copy *examples/lingbot_snow_trail.jpg* of this pack "
+    "into ComfyUI's *input* folder and press **R**.\n\n"
+    "**Model**: *tiny* is embedded and runs anywhere. For a real world choose the folder of its weights in *Model*, "
+    "and *480p* in *Start Image*.\n"
 )
 
 DRAWINGS = {
@@ -136,10 +136,10 @@ DRAWINGS = {
             Node(
                 "events", "LingBotWorldEvents", (1380, 80),
                 {"script": "0: | w\n2: The sun has set, a clear night with many stars. | wl\n3: | w", "preset": "tiny"},
-                title="Events", size=(360, 340),
+                title="Events", size=(360, 440),
             ),
             advance(
-                "walk", (1380, 520), "world", "Walk", controls="events.controls", length="all of the controls"
+                "walk", (1380, 600), "world", "Walk", controls="events.controls", length="all of the controls"
             ),
             save("save", (1820, 80), "walk", "events", "Save Video"),
             note(
@@ -148,6 +148,6 @@ DRAWINGS = {
                 "out stays as it is. *Start World* has the text encoder connected: prompts change.\n\n" + ABOUT,
             ),
         ),
-        (*LEFT, Group("What happens", (1360, 0, 900, 1000), "#3f7e4e")),
+        (*LEFT, Group("What happens", (1360, 0, 900, 1060), "#3f7e4e")),
     ),
 }  # fmt: skip

@@ -2,13 +2,14 @@
 
 From it the browser tests make the editor's nodes where there is no ComfyUI, and the help pages and translations are
 checked. ``python tests/support/node_info.py`` (in ComfyUI's environment; scripts/update_node_info does it) writes that
-file, locales/en/nodeDefs.json and the tables of the help pages anew.
+file, locales/en/nodeDefs.json and the lists of the help pages anew.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,39 +78,36 @@ def english(nodes: dict[str, Any]) -> dict[str, Any]:
     return texts
 
 
-def with_tables(page: str, node: dict[str, Any]) -> str:
-    """A help page whose sections Inputs and Outputs are made of the node's own texts; the rest is written by hand.
+def with_lists(page: str, node: dict[str, Any]) -> str:
+    """A help page whose heading and sections Inputs and Outputs are the node's own texts; the rest is written by hand.
 
-    They stand before the section Example.
+    They stand before the section Example. Lists, not tables: the page is shown in a narrow panel.
     """
     before, example, after = page.partition("\n## Example\n")
-    about = before.partition("\n## Inputs\n")[0].rstrip()
-    tables = [
-        ("Inputs", [(name, _kind(spec), _meaning(spec)) for name, spec in inputs_of(node).items()]),
-        ("Outputs", [(name, kind, tip) for (name, tip), kind in zip(outputs_of(node), node["output"], strict=True)]),
+    about = re.sub(r"^# .*\n", "", before.partition("\n## Inputs\n")[0].strip()).strip()
+    inputs = [f"- `{name}` ({_kind(spec)}): {_meaning(spec)}" for name, spec in inputs_of(node).items()]
+    outputs = [
+        f"- `{name}` ({kind}): {_line(tip)}" for (name, tip), kind in zip(outputs_of(node), node["output"], strict=True)
     ]
-    parts = [about]
-    for title, rows in tables:
-        lines = [f"| `{name}` | {kind} | {_cell(text)} |" for name, kind, text in rows]
-        parts.append("\n".join([f"## {title}", "", "| name | type | meaning |", "| --- | --- | --- |", *lines]))
+    heading = f"# {node['display_name']}"
+    parts = [heading, about, "## Inputs", "\n".join(inputs), "## Outputs", "\n".join(outputs)]
     return "\n\n".join(parts) + "\n" + example + after
 
 
 def _kind(spec: list[Any]) -> str:
-    return spec[0] if isinstance(spec[0], str) else "COMBO"
+    kind = spec[0] if isinstance(spec[0], str) else "COMBO"
+    return "any" if kind == "*" else kind
 
 
 def _meaning(spec: list[Any]) -> str:
-    options = spec[1]
-    default = options.get("default")
-    text = options.get("tooltip", "")
+    text, default = _line(spec[1].get("tooltip", "")), spec[1].get("default")
     if default is None or default == "" or "\n" in str(default):
         return text
     return f"{text} Default: {json.dumps(default) if isinstance(default, bool) else default}."
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def as_text(value: Any) -> str:
@@ -131,7 +129,7 @@ def main() -> int:
     for name, node in mine.items():
         page = PAGES / f"{name}.md"
         if page.is_file():
-            page.write_text(with_tables(page.read_text(encoding="utf-8"), node), encoding="utf-8")
+            page.write_text(with_lists(page.read_text(encoding="utf-8"), node), encoding="utf-8")
         else:
             print(f"write {page.relative_to(ROOT)}: a heading, what the node is for, ## Example and ## Limits")
     print(f"{len(mine)} nodes: {OBJECT_INFO.relative_to(ROOT)}, {ENGLISH.relative_to(ROOT)}")

@@ -17,14 +17,14 @@ LANGUAGES = ("en", "zh")
 
 
 @pytest.mark.parametrize("node", sorted(NODES))
-def test_a_help_page_has_the_nodes_own_tables_an_example_and_limits(node):
+def test_a_help_page_has_the_nodes_own_lists_an_example_and_limits(node):
     page = (PAGES / f"{node}.md").read_text(encoding="utf-8")
     assert page.startswith(f"# {NODES[node]['display_name']}\n")
-    assert node_info.with_tables(page, NODES[node]) == page, "run scripts/update_node_info"
+    assert node_info.with_lists(page, NODES[node]) == page, "run scripts/update_node_info"
     names = [*node_info.inputs_of(NODES[node]), *(name for name, _ in node_info.outputs_of(NODES[node]))]
     sections = dict(zip(*[iter(re.split(r"^## (.+)$", page, flags=re.MULTILINE)[1:])] * 2, strict=True))
     assert list(sections) == ["Inputs", "Outputs", "Example", "Limits"]
-    assert re.findall(r"^\| `([^`]+)`", sections["Inputs"] + sections["Outputs"], re.MULTILINE) == names
+    assert re.findall(r"^- `([^`]+)`", sections["Inputs"] + sections["Outputs"], re.MULTILINE) == names
     assert len(sections["Example"].split()) >= 10
     assert len(sections["Limits"].split()) >= 10
 
