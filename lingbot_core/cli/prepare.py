@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..camera.controls import FirstDelta
-from ..camera.intrinsics import default_intrinsics
+from ..camera.intrinsics import intrinsics_for
 from ..camera.keys import KEY_STEPS
 from ..camera.units import translation_unit
 from ..engine.events import parse_events
 from ..engine.image import RESOLUTIONS, PreparedImage, prepare_image
+from ..engine.world import lens_of
 from ..errors import LengthError, PresetError, PromptError
 from ..presets import Preset, get_preset
 from ..weights.keys import TEXT, VAE
@@ -82,7 +83,7 @@ def prepare(args: argparse.Namespace) -> Job:
     image = _image(args, layout)
     rule = args.translation_unit or route.unit
     unit = translation_unit(rule, latent_poses=route.latent_poses, steps=route.steps)
-    fx, fy, cx, cy = route.intrinsics(image) or default_intrinsics(image.width, image.height).tolist()
+    fx, fy, cx, cy = route.intrinsics(image) or intrinsics_for(lens_of(layout), image.width, image.height)
     return Job(
         args=args,
         layout=layout,

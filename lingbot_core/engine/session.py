@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..camera.controls import CameraCarry, Controls, FirstDelta, KeyMotion, to_controls
+from ..camera.intrinsics import check_pixels
 from ..camera.pose import check_poses
 from ..errors import (
     CameraError,
@@ -33,7 +34,7 @@ from .derived import Derived
 from .history import ChunkRecord, History, StartRecord
 from .noise import InjectedNoise, NoiseSource, ReferenceNoise, SeededNoise
 from .prompts import Prompts
-from .start import check_intrinsics, check_whole, make_start, refuse_negative
+from .start import check_whole, make_start, refuse_negative
 from .timing import Stopwatch
 from .world import World
 
@@ -86,8 +87,8 @@ class WorldSession:
         preset: one, or its name; None takes the world's.
         negative_prompt: None takes the preset's. noise: 'seeded', or 'reference', which needs ``chunks``, the declared
         length. translation_unit: scene units per unit of the controls (camera.controls.translation_unit resolves
-        'clip', 'key' and percentiles). intrinsics: fx, fy, cx, cy in pixels of the session's picture; None: the
-        default of camera.intrinsics. rewind_depth: chunks that can be taken back without a replay. prompt_states,
+        'clip', 'key' and percentiles). intrinsics: fx, fy, cx, cy in pixels of the session's picture; None:
+        World.default_intrinsics. rewind_depth: chunks that can be taken back without a replay. prompt_states,
         negative_states: text states [L, text_dim] in place of the world's own text encoder.
         """
         preset = world.preset if preset is None else get_preset(preset) if isinstance(preset, str) else preset
@@ -175,7 +176,7 @@ class WorldSession:
             first_delta=start.first_delta,
             carry=self.carry,
             prompt=prompt,
-            intrinsics=None if intrinsics is None else check_intrinsics(intrinsics, start.width, start.height),
+            intrinsics=None if intrinsics is None else check_pixels(intrinsics),
             actions=actions,
         )
         return controls
