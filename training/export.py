@@ -102,7 +102,7 @@ def _number(value: Any) -> str:
 
 def write_card(target: Path, world: Mapping[str, Any], *, logs: Path, measured: str, card: str) -> None:
     """README.md of the model folder. logs: the folder with text.json, vae.jsonl, decoder.jsonl and dit.jsonl; measured:
-    what the evaluation wrote; card: the GPU's name."""
+    publish.figures of an evaluation; card: the GPU's name."""
     vae, vae_recipe = _last(logs / "vae.jsonl", "vae done"), _last(logs / "vae.jsonl", "vae").get("recipe", {})
     decoder = _last(logs / "decoder.jsonl", "decoder done")
     dit, dit_recipe = _last(logs / "dit.jsonl", "dit done"), _last(logs / "dit.jsonl", "dit").get("recipe", {})
@@ -151,7 +151,7 @@ sentences with known words and {_share(text_report, "new_words")} of those with 
 
 ## Measured
 
-{fence(measured) if measured else "Not measured yet."}
+{measured or "Not measured yet."}
 
 ## Limits
 

@@ -6,6 +6,7 @@
     python -m training.run dit --seconds 560 --vae DIR --text DIR --out DIR [--resume DIR] [--plan SECONDS]
     python -m training.run export --vae DIR --dit DIR --text DIR --out FOLDER [--figures evaluation.json]
     python -m training.run evaluate MODEL ... (see training/evaluate.py)
+    python -m training.publish EVALUATION     (into the documents; see training/publish.py)
 
 --profile stops after 50 steps and prints ms a step. --steps N ends the plan after N steps instead of by the clock.
 --set NAME=VALUE changes a field of the recipe (a Python literal). Logs are lines of JSON, in the folder and on screen.
@@ -96,10 +97,10 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(report))
         return
     if a.part == "export":
-        from . import evaluate
+        from . import publish
 
         world = write_world(a.vae, a.dit, a.text, a.out)
-        measured = evaluate.as_text(json.loads(a.figures.read_text(encoding="utf-8"))) if a.figures else ""
+        measured = publish.figures(json.loads(a.figures.read_text(encoding="utf-8"))) if a.figures else ""
         write_card(a.out, world, logs=a.logs, measured=measured, card=a.card)
         print(json.dumps(world))
         return
