@@ -110,7 +110,7 @@ def table(texts: TextEncoder, prompts: Sequence[str], text_len: int = TEXT_LEN) 
 
 
 def _batch(texts: TextEncoder, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    ids = [texts._ids(prompt)[:TEXT_LEN] for prompt in prompts]
+    ids = [texts.tokens(prompt)[:TEXT_LEN] for prompt in prompts]
     longest = max(map(len, ids))
     tokens = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])

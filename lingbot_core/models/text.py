@@ -284,7 +284,7 @@ class TextEncoder:
 
     def count_tokens(self, prompt: str) -> int:
         """Tokens of the whole cleaned prompt, the closing </s> included; above max_tokens it will be truncated."""
-        return len(self._ids(prompt))
+        return len(self.tokens(prompt))
 
     @torch.no_grad()
     def encode(self, prompt: str) -> Encoded:
@@ -293,8 +293,13 @@ class TextEncoder:
         A prompt that is too long keeps its first max_tokens - 1 tokens and </s>. Raises PromptError (not text),
         WeightsError (tokenizer of another model), NumericsError (the encoder overflowed).
         """
-        every = self._ids(prompt)
+        every = self.tokens(prompt)
         ids = every if len(every) <= self.max_tokens else [*every[: self.max_tokens - 1], every[-1]]
+        return Encoded(self.states(ids), len(every), len(every) > self.max_tokens)
+
+    @torch.no_grad()
+    def states(self, ids: Sequence[int]) -> Tensor:
+        """[L, dim] of L token numbers, the closing </s> included. Raises WeightsError and NumericsError as `encode`."""
         vocabulary = self.model.get_input_embeddings().num_embeddings
         if max(ids) >= vocabulary:
             raise WeightsError(
@@ -302,17 +307,21 @@ class TextEncoder:
                 "belongs to it"
             )
         device = self.device or next(self.model.parameters()).device
-        tokens = torch.tensor([ids], device=device)
+        tokens = torch.tensor([list(ids)], device=device)
         output = self.model(input_ids=tokens, attention_mask=torch.ones_like(tokens))
-        states = output.last_hidden_state[0]
+        states: Tensor = output.last_hidden_state[0]
         if not torch.isfinite(states).all():
             raise NumericsError("the text encoder produced NaN or infinity; load it in bfloat16 or float32")
-        return Encoded(states.to(self.dtype or states.dtype), len(every), len(every) > self.max_tokens)
+        return states.to(self.dtype or states.dtype)
 
-    def _ids(self, prompt: str) -> list[int]:
+    def tokens(self, prompt: str, *, clean: bool = True) -> list[int]:
+        """Token numbers of the prompt, the closing </s> included, however long. Raises PromptError.
+
+        clean: False for a piece of a prompt that was cleaned as a whole, whose outer spaces count.
+        """
         if not isinstance(prompt, str):
             raise PromptError(f"a prompt must be text, not {type(prompt).__name__}")
-        text = clean_text(prompt)
+        text = clean_text(prompt) if clean else prompt
         with self._lock:
             # Truncated by `encode` instead: the number of tokens beyond the limit is what the user needs to know.
             ids = list(self.tokenizer(text, padding=False, truncation=False, verbose=False)["input_ids"])

@@ -229,8 +229,10 @@ class Decoder(nn.Module):
 class WanVAE(nn.Module):
     """The VAE of Wan 2.1.
 
-    operations: the namespace whose ``Conv2d`` and ``Conv3d`` are used. Computes in the dtype and on the device of its
-    parameters; latents are normalised in float32 with `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
+    operations: the namespace whose ``Conv2d`` and ``Conv3d`` are used. compute_device: where it computes; by default
+    wherever its parameters are, and a host that keeps them elsewhere until they are needed says where instead. The
+    dtype is that of the parameters of encoder and decoder, which may differ. Latents are normalised in float32 with
+    `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
     """
 
     def __init__(
@@ -240,9 +242,11 @@ class WanVAE(nn.Module):
         operations: Any = nn,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        compute_device: torch.device | None = None,
     ) -> None:
         super().__init__()
         self.config = config = config or VAEConfig()
+        self.compute_device = compute_device
         where = {"device": device, "dtype": dtype}
         self.encoder = Encoder(config, operations, **where)
         self.conv1 = operations.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1, **where)
@@ -276,12 +280,12 @@ class WanVAE(nn.Module):
             raise LengthError(f"a running clip goes on with a multiple of 4 frames, not {frames}")
 
         mean, std = self._statistics()
-        parameter = next(self.encoder.parameters())
+        where = self._where(self.encoder)
         latents = []
         begin = 0
         while begin < frames:
             end = begin + (TEMPORAL_STRIDE if work.latents else 1)
-            group = video[None, :, begin:end].to(device=parameter.device, dtype=parameter.dtype)
+            group = video[None, :, begin:end].to(**where)
             moments = self.conv1(_advance(self.encoder, group, work))
             latents.append((moments[:, : self.config.z_dim].float() - mean) / std)
             begin = end
@@ -308,19 +312,24 @@ class WanVAE(nn.Module):
         work = _start(DecoderState, state, (latents.shape[2], latents.shape[3]))
 
         mean, std = self._statistics()
-        parameter = next(self.decoder.parameters())
+        where = self._where(self.decoder)
         frames = []
         for latent in latents.unsqueeze(0).split(1, dim=2):
-            raw = latent.to(device=parameter.device, dtype=torch.float32) * std + mean
-            group = _advance(self.decoder, self.conv2(raw.to(parameter.dtype)), work)
+            raw = latent.to(device=where["device"], dtype=torch.float32) * std + mean
+            group = _advance(self.decoder, self.conv2(raw.to(where["dtype"])), work)
             frames.append(group.float().clamp(-1.0, 1.0))
         result = torch.cat(frames, dim=2)[0]
         if state is not None:
             state._become(work)
         return result
 
+    def _where(self, half: Encoder | Decoder) -> dict[str, Any]:
+        """Device and dtype that one half computes on and in."""
+        parameter = next(half.parameters())
+        return {"device": self.compute_device or parameter.device, "dtype": parameter.dtype}
+
     def _statistics(self) -> tuple[Tensor, Tensor]:
-        device = next(self.parameters()).device
+        device = self.compute_device or next(self.parameters()).device
         # A blocking copy would make the host wait for all queued work.
         return self._mean.to(device, non_blocking=True), self._std.to(device, non_blocking=True)
 

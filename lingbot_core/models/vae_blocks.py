@@ -82,7 +82,7 @@ class RMSNorm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels, *(1,) * axes, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.normalize(x, dim=1) * self.scale * self.gamma
+        return F.normalize(x, dim=1) * self.scale * self.gamma.to(x)
 
 
 class ResidualBlock(nn.Module):

@@ -13,7 +13,7 @@ from ..errors import WeightsError
 from .files import Entry, TensorFile, open_file
 from .keys import native_names, require_part, strip_prefix
 from .metadata import FileMetadata, read_metadata
-from .scaled import dequantise, find_quantisation
+from .scaled import Scaled, as_scaled, dequantise, find_quantisation
 
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
@@ -118,6 +118,22 @@ class Checkpoint:
         if not _finite(result):
             self._refuse(name, result.dtype)
         return result
+
+    def read_scaled(self, name: str) -> Scaled | None:
+        """A weight that is stored with a scale, not multiplied out; None for any other. Raises WeightsError."""
+        entry, short = self.entry(name), self._short[name]
+        scale_name = self._quantisation.scales.get(short)
+        if scale_name is None:
+            return None
+        try:
+            return as_scaled(
+                self._raw(entry.name),
+                self._raw(self._stored[scale_name]),
+                format_=self._quantisation.formats.get(short),
+                full_precision=short in self._quantisation.full_precision,
+            )
+        except WeightsError as error:
+            raise WeightsError(f"{self.place(name)} {error}") from None
 
     def _refuse(self, name: str, dtype: torch.dtype) -> None:
         entry = self.entry(name)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import WeightsError
 from ..models.attention import sdpa
@@ -256,9 +256,21 @@ def stored_bytes(layout: Layout) -> int:
 
 def fingerprint(modules: Mapping[str, nn.Module]) -> str:
     """16 hexadecimal digits that tell models apart: names, shapes, dtypes and the first values of every parameter."""
+    return fingerprint_of({prefix: dict(module.named_parameters()) for prefix, module in modules.items()})
+
+
+def fingerprint_of(parts: Mapping[str, Mapping[str, Tensor | bytes]]) -> str:
+    """The same of tensors by name. A tensor may also be given as its `parameter_mark`, taken when it was at hand."""
     digest = hashlib.sha256()
-    for prefix, module in sorted(modules.items()):
-        for name, parameter in sorted(module.named_parameters()):
-            head = parameter.detach().reshape(-1)[:16].float().cpu().numpy().tobytes()
-            digest.update(f"{prefix}.{name} {tuple(parameter.shape)} {parameter.dtype}".encode() + head)
+    for prefix, tensors in sorted(parts.items()):
+        for name in sorted(tensors):
+            mark = tensors[name]
+            digest.update(f"{prefix}.{name} ".encode())
+            digest.update(mark if isinstance(mark, bytes) else parameter_mark(mark))
     return digest.hexdigest()[:16]
+
+
+def parameter_mark(tensor: Tensor) -> bytes:
+    """What of a tensor goes into a fingerprint: its shape, its dtype and its first values."""
+    head = tensor.detach().reshape(-1)[:16].float().cpu().numpy().tobytes()
+    return f"{tuple(tensor.shape)} {tensor.dtype}".encode() + head

@@ -30,12 +30,27 @@ _LEFT_OUT = ("input_scale", "scale_input", "comfy_quant")
 class Quantisation:
     """Which weights are scaled. scales: weight -> its scale tensor. formats: weight -> format, where it is said.
 
-    helpers: tensors that are no weights themselves.
+    helpers: tensors that are no weights themselves. full_precision: weights whose file wants them multiplied in the
+    dtype of the activations, also where the device could multiply in fp8.
     """
 
     scales: Mapping[str, str] = field(default_factory=dict)
     formats: Mapping[str, str] = field(default_factory=dict)
     helpers: frozenset[str] = frozenset()
+    full_precision: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A weight as it is stored: values (fp8) * scale (float32, one number or one for each row).
+
+    format: of FORMATS. full_precision: see Quantisation.
+    """
+
+    values: Tensor
+    scale: Tensor
+    format: str
+    full_precision: bool
 
 
 def find_quantisation(
@@ -47,7 +62,7 @@ def find_quantisation(
     for formats other than fp8, and for a scaled layer without a scale.
     """
     known = set(names)
-    formats = _formats(known, metadata, read, prefix=prefix, where=where)
+    formats, full_precision = _formats(known, metadata, read, prefix=prefix, where=where)
     scales, helpers = {}, {MARK} & known
     for name in known:
         layer, _, leaf = name.rpartition(".")
@@ -68,7 +83,10 @@ def find_quantisation(
             raise WeightsError(
                 f"{where}: {weight} is quantised, but {weight.removesuffix('weight')}weight_scale is missing"
             )
-    return Quantisation(scales, formats, frozenset(helpers))
+    if MARK in known and read(MARK).numel() == 2:
+        # The older spelling says so with a mark of two elements.
+        full_precision |= scales.keys()
+    return Quantisation(scales, formats, frozenset(helpers), frozenset(full_precision))
 
 
 def dequantise(stored: Tensor, scale: Tensor, *, format_: str | None, dtype: torch.dtype) -> Tensor:
@@ -77,14 +95,7 @@ def dequantise(stored: Tensor, scale: Tensor, *, format_: str | None, dtype: tor
     stored: fp8, or its bytes as uint8 where ``format_`` says which fp8 they are. scale: one number, or one for each
     row. Raises WeightsError for another scale, or bytes of no stated format.
     """
-    if stored.dtype == torch.uint8:
-        if format_ is None:
-            raise WeightsError("holds bytes, and nothing says which format they are in")
-        stored = stored.view(FORMATS[format_])
-    if not stored.is_floating_point():
-        raise WeightsError(
-            f"is {str(stored.dtype).removeprefix('torch.')} with a scale; only fp8 with a scale is supported"
-        )
+    stored = _viewed(stored, format_)
     for_rows = scale.ndim > 0 and scale.shape[0] == scale.numel() == stored.shape[0]
     if scale.numel() != 1 and not for_rows:
         raise WeightsError(
@@ -96,10 +107,37 @@ def dequantise(stored: Tensor, scale: Tensor, *, format_: str | None, dtype: tor
     return stored.float().mul_(scale.float()).to(dtype)
 
 
+def as_scaled(stored: Tensor, scale: Tensor, *, format_: str | None, full_precision: bool) -> Scaled:
+    """The parts of a stored weight without multiplying them out. stored, format_: as for `dequantise`.
+
+    Raises WeightsError for what is no fp8.
+    """
+    stored = _viewed(stored, format_)
+    name = next((name for name, dtype in FORMATS.items() if dtype == stored.dtype), None)
+    if name is None:
+        raise WeightsError(f"is {str(stored.dtype).removeprefix('torch.')} with a scale; fp8 is expected")
+    if not torch.isfinite(stored.to(torch.bfloat16)).all() or not torch.isfinite(scale.float()).all():
+        raise WeightsError("holds NaN or infinity; get the file again")
+    return Scaled(stored, scale.float(), name, full_precision)
+
+
+def _viewed(stored: Tensor, format_: str | None) -> Tensor:
+    """Bytes as the fp8 numbers that they are."""
+    if stored.dtype == torch.uint8:
+        if format_ is None:
+            raise WeightsError("holds bytes, and nothing says which format they are in")
+        stored = stored.view(FORMATS[format_])
+    if not stored.is_floating_point():
+        raise WeightsError(
+            f"is {str(stored.dtype).removeprefix('torch.')} with a scale; only fp8 with a scale is supported"
+        )
+    return stored
+
+
 def _formats(
     known: set[str], metadata: Mapping[str, str], read: Callable[[str], Tensor], *, prefix: str, where: str
-) -> dict[str, str]:
-    """Weight -> format, from the metadata and from tensors of bytes."""
+) -> tuple[dict[str, str], set[str]]:
+    """Weight -> format, from the metadata and from tensors of bytes; and the weights that want full precision."""
     found: dict[str, Any] = {}
     if METADATA_KEY in metadata:
         layers = _json(metadata[METADATA_KEY], f"{where}: metadata {METADATA_KEY}").get("layers")
@@ -117,7 +155,8 @@ def _formats(
         if not isinstance(about, dict) or not isinstance(about.get("format"), str):
             raise WeightsError(f"{where}: the quantisation of {layer} names no format")
         formats[f"{layer}.weight"] = about["format"]
-    return formats
+    full = {f"{layer}.weight" for layer, about in found.items() if about.get("full_precision_matrix_mult")}
+    return formats, full
 
 
 def _json(text: str | bytes, what: str) -> dict[str, Any]:

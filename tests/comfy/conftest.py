@@ -43,10 +43,13 @@ def base_folder() -> Iterator[Path]:
 @pytest.fixture
 def models(base_folder: Path) -> Iterator[Path]:
     """An empty ``models`` folder that ComfyUI's loaders look into."""
+    import folder_paths
+
     folder = base_folder / "models"
     folder.mkdir()
     yield folder
     shutil.rmtree(folder)
+    folder_paths.filename_list_cache.clear()  # it fails on folders that were there and are gone
 
 
 PACK = "lingbot_world_pack"

@@ -113,6 +113,43 @@ def test_fp8_without_a_scale_is_a_plain_cast(checkpoints, tmp_path):
     assert all(torch.equal(p, state[name].to(torch.bfloat16)) for name, p in dit.named_parameters())
 
 
+@pytest.mark.parametrize("style", ["older", "metadata", "tensors", "bytes"])
+def test_scaled_weights_of_every_spelling_can_be_had_as_they_are_stored(style, checkpoints, tmp_path):
+    rest, pairs, _ = quantised(checkpoints.dit)
+    tensors, metadata = spell(style, pairs)
+    checkpoint = Checkpoint(
+        TRANSFORMER, [checkpoints.write_file(tmp_path / "a.safetensors", {**rest, **tensors}, metadata)]
+    )
+    for layer, (stored, scale) in pairs.items():
+        found = checkpoint.read_scaled(f"{layer}.weight")
+        assert torch.equal(found.values.view(torch.uint8), stored.view(torch.uint8))
+        assert found.values.dtype == torch.float8_e4m3fn
+        assert torch.equal(found.scale.reshape(()), scale)
+        assert (found.format, found.full_precision) == ("float8_e4m3fn", True)
+    assert checkpoint.read_scaled("blocks.0.self_attn.q.weight") is None
+
+
+@pytest.mark.parametrize("style", ["older", "metadata"])
+def test_a_file_that_does_not_ask_for_full_precision_may_be_multiplied_in_fp8(style, checkpoints, tmp_path):
+    rest, pairs, _ = quantised(checkpoints.dit)
+    tensors, metadata = spell(style, pairs)
+    if style == "older":
+        tensors["scaled_fp8"] = torch.empty(0, dtype=torch.float8_e4m3fn)
+    else:
+        metadata = {"_quantization_metadata": json.dumps({"layers": {k: {"format": "float8_e4m3fn"} for k in pairs}})}
+    file = checkpoints.write_file(tmp_path / "a.safetensors", {**rest, **tensors}, metadata)
+    assert not Checkpoint(TRANSFORMER, [file]).read_scaled(f"{LAYERS[0]}.weight").full_precision
+
+
+def test_nan_in_a_weight_that_stays_fp8_is_found(checkpoints, tmp_path):
+    rest, pairs, _ = quantised(checkpoints.dit)
+    pairs[LAYERS[0]][0].view(torch.uint8)[3, 5] = 0x7F
+    tensors, metadata = spell("metadata", pairs)
+    file = checkpoints.write_file(tmp_path / "a.safetensors", {**rest, **tensors}, metadata)
+    with pytest.raises(WeightsError, match=r"blocks\.0\.ffn\.0\.weight in .*a\.safetensors holds NaN"):
+        Checkpoint(TRANSFORMER, [file]).read_scaled(f"{LAYERS[0]}.weight")
+
+
 def test_nan_in_fp8_is_found(checkpoints, tmp_path):
     rest, pairs, _ = quantised(checkpoints.dit)
     stored, _ = pairs[LAYERS[0]]
