@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import CameraError, LengthError
 from .intrinsics import check_intrinsics, default_intrinsics, scale_intrinsics
+from .keys import check_key_array
 from .pose import Array, check_poses, interpolate, read_only
 
 Rate = Literal["video", "latent"]
@@ -43,6 +44,7 @@ class CameraTrajectory:
     poses: camera-to-world, OpenCV axes, float64 [N, 4, 4]. intrinsics: fx, fy, cx, cy in pixels of width x height,
     float64 [N, 4]. fps: of the video. rate: whether there is one pose per video frame or per latent frame.
     intrinsics_are_default: nobody stated intrinsics, so that they are 500 px whatever size is generated.
+    actions: w a s d key states [N, 4] for models that are steered by them; None: there are none.
     Build one with :meth:`from_arrays`. Raises CameraError for anything malformed.
     """
 
@@ -53,6 +55,7 @@ class CameraTrajectory:
     fps: float = 16.0
     rate: Rate = "video"
     intrinsics_are_default: bool = False
+    actions: Array | None = None
 
     def __post_init__(self) -> None:
         for side in ("width", "height"):
@@ -67,6 +70,11 @@ class CameraTrajectory:
         intrinsics = check_intrinsics(self.intrinsics, rows=len(poses))
         object.__setattr__(self, "poses", read_only(poses))
         object.__setattr__(self, "intrinsics", read_only(intrinsics))
+        if self.actions is not None:
+            actions = check_key_array(self.actions, "actions")
+            if len(actions) != len(poses):
+                raise CameraError(f"{len(actions)} rows of actions for {len(poses)} poses; give one row per pose")
+            object.__setattr__(self, "actions", read_only(actions))
 
     @classmethod
     def from_arrays(
@@ -104,7 +112,15 @@ class CameraTrajectory:
             all(getattr(self, field) == getattr(other, field) for field in plain)
             and np.array_equal(self.poses, other.poses)
             and np.array_equal(self.intrinsics, other.intrinsics)
+            and _same(self.actions, other.actions)
         )
+
+    def with_actions(self, actions: Any) -> CameraTrajectory:
+        """The path with w a s d key states [M, 4]; rows beyond the poses are left out.
+
+        Raises CameraError when there are fewer rows than poses.
+        """
+        return dataclasses.replace(self, actions=check_key_array(actions, "actions")[: len(self)])
 
     def intrinsics_at(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The first intrinsics row, which the reference uses for all frames, in pixels of another size."""
@@ -122,7 +138,19 @@ class CameraTrajectory:
                 f"{count} {self.rate} frames were asked for but the camera path has {len(self)} poses; ask for 1 to "
                 f"{len(self)} frames, or hold the last pose"
             )
-        return dataclasses.replace(self, poses=self.poses[:count], intrinsics=self.intrinsics[:count])
+        actions = None if self.actions is None else self.actions[:count]
+        return dataclasses.replace(self, poses=self.poses[:count], intrinsics=self.intrinsics[:count], actions=actions)
+
+    def to_video(self) -> CameraTrajectory:
+        """One pose per video frame: of a path with one per latent frame every 4th pose, the others between them."""
+        return self if self.rate == "video" else self._at(np.linspace(0, len(self) - 1, 4 * len(self) - 3), "video")
+
+    def _at(self, at: Array, rate: Rate) -> CameraTrajectory:
+        """The path at fractional indices, with the nearest row of actions."""
+        rows = [np.interp(at, np.arange(len(self)), column) for column in self.intrinsics.T]
+        actions = None if self.actions is None else self.actions[np.rint(at).astype(int)]
+        poses = interpolate(self.poses, at)
+        return dataclasses.replace(self, poses=poses, intrinsics=np.stack(rows, axis=1), rate=rate, actions=actions)
 
     def snap(self, chunk: int, chunks: int | None = None, mode: SnapMode = "compress") -> SnapReport:
         """Reports what :meth:`to_latent` does with the same arguments; raises LengthError where it would."""
@@ -142,13 +170,15 @@ class CameraTrajectory:
         else:
             stride = 4 if self.rate == "video" else 1
             at = np.minimum(np.arange(report.latent_frames) * float(stride), len(self) - 1)
-        rows = [np.interp(at, np.arange(len(self)), column) for column in self.intrinsics.T]
-        poses = interpolate(self.poses, at)
-        return dataclasses.replace(self, poses=poses, intrinsics=np.stack(rows, axis=1), rate="latent")
+        return self._at(at, "latent")
 
     def latent_poses(self, chunk: int) -> Array:
         """The reference's whole-path rule: ``to_latent(chunk).poses``, float64 [F, 4, 4]."""
         return self.to_latent(chunk).poses
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    return one is other if one is None or other is None else np.array_equal(one, other)
 
 
 def _snap(poses: int, rate: Rate, chunk: int, chunks: int | None, mode: SnapMode) -> SnapReport:

@@ -7,30 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..camera.controls import FirstDelta
+from ..camera.controls import FirstDelta, Intrinsics
 from ..camera.intrinsics import intrinsics_for
 from ..camera.keys import KEY_STEPS
-from ..camera.units import translation_unit
 from ..engine.events import parse_events
 from ..engine.image import RESOLUTIONS, PreparedImage, prepare_image
+from ..engine.plan import plan_length, plan_script
+from ..engine.route import PathRoute, Route, ScriptRoute
 from ..engine.world import lens_of
 from ..errors import LengthError, PresetError, PromptError
 from ..presets import Preset, get_preset
 from ..weights.keys import TEXT, VAE
 from ..weights.layout import Layout, find_layout
-from .outputs import choose_outputs
-from .plan import plan_length, plan_script
-from .route import (
-    Intrinsics,
-    PathRoute,
-    Route,
-    ScriptRoute,
+from .camera_files import (
     actions_from_folder,
     path_from_action_string,
     path_from_files,
     read_intrinsics,
     require_folder,
 )
+from .outputs import choose_outputs
 
 OVERRIDES = (
     "chunk",
@@ -82,7 +78,7 @@ def prepare(args: argparse.Namespace) -> Job:
         _check_text(f"a prompt of {args.events}", prompt)
     image = _image(args, layout)
     rule = args.translation_unit or route.unit
-    unit = translation_unit(rule, latent_poses=route.latent_poses, steps=route.steps)
+    unit, rule_name = route.translation_unit(rule)
     fx, fy, cx, cy = route.intrinsics(image) or intrinsics_for(lens_of(layout), image.width, image.height)
     return Job(
         args=args,
@@ -91,7 +87,7 @@ def prepare(args: argparse.Namespace) -> Job:
         route=route,
         image=image,
         unit=unit,
-        unit_rule=_unit_rule(rule),
+        unit_rule=rule_name,
         first_delta=args.first_delta or route.first_delta,
         intrinsics=(fx, fy, cx, cy),
         output=output,
@@ -126,7 +122,12 @@ def open_route(args: argparse.Namespace, preset: Preset) -> Route:
     else:
         source = str(args.poses)
         path = path_from_files(args.poses, args.intrinsics, fps=args.fps)
-    plan = plan_length(len(path), preset, num_frames=args.num_frames, snap=args.snap, length=args.length or "compress")
+    try:
+        plan = plan_length(
+            len(path), preset, num_frames=args.num_frames, snap=args.snap, length=args.length or "compress"
+        )
+    except LengthError as error:
+        raise LengthError(f"{error} (--num-frames, --snap, --length)") from None
     return PathRoute(source, path, plan, preset.chunk, actions)
 
 
@@ -151,12 +152,6 @@ def _image(args: argparse.Namespace, layout: Layout) -> PreparedImage:
     size = args.size if isinstance(args.size, tuple) else None
     area = RESOLUTIONS[args.size] if isinstance(args.size, str) else layout.native_area or RESOLUTIONS["480p"]
     return prepare_image(args.image, size=size, area=area, mode=args.fit)
-
-
-def _unit_rule(rule: str) -> str:
-    """``clip``, ``key``, a percentile, or ``number``."""
-    text = rule.strip().lower()
-    return text if text in ("clip", "key") or text.startswith("p") else "number"
 
 
 def _check_text(name: str, text: str | None) -> None:

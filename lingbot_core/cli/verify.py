@@ -160,7 +160,7 @@ def choose_inputs(args: argparse.Namespace) -> dict[str, Any]:
 
 def frames_on(poses: Path, intrinsics: Path | None, preset: Preset, chunks: int) -> int:
     """Video frames of ``chunks`` chunks. Raises LengthError when the path is shorter."""
-    from .route import path_from_files
+    from .camera_files import path_from_files
 
     frames, rows = preset.frames(chunks), len(path_from_files(poses, intrinsics, fps=16.0))
     if rows < frames:

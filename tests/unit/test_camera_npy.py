@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lingbot_core.camera import CameraTrajectory, load_actions, load_camera, save_camera
+from lingbot_core.camera.formats.npy import load_camera_set
 from lingbot_core.errors import CameraError, InputFileError
 
 
@@ -197,3 +198,34 @@ def test_bad_key_states_of_a_folder(tmp_path):
     np.save(tmp_path / "wasd_action.npy", np.full((5, 4), 3))
     with pytest.raises(CameraError, match=r"wasd_action\.npy: row 0"):
         load_actions(tmp_path)
+
+
+# A path with what lies beside it
+
+
+def test_what_lies_beside_poses_is_read_with_them(folder):
+    np.save(folder / "action.npy", np.eye(4)[[0, 1, 2, 3, 0, 1]].astype(np.int32))
+    for source in (folder, folder / "poses.npy"):
+        path = load_camera_set(source)
+        assert path.intrinsics[0].tolist() == ROW.tolist()
+        np.testing.assert_array_equal(path.actions, np.eye(4)[[0, 1, 2, 3, 0]])
+    bare = load_camera_set(folder, intrinsics="default", actions=False)
+    assert bare.intrinsics_are_default
+    assert bare.actions is None
+    np.save(folder / "lens.npy", ROW * 2)
+    assert load_camera_set(folder, intrinsics=folder / "lens.npy", width=1664).intrinsics[0, 0] == 800
+
+
+def test_a_file_of_another_name_takes_nothing_from_beside_it(folder):
+    np.save(folder / "walk.npy", line(7))
+    np.save(folder / "action.npy", np.zeros((3, 4)))
+    path = load_camera_set(folder / "walk.npy")
+    assert (len(path), path.intrinsics_are_default, path.actions) == (7, True, None)
+    with pytest.raises(CameraError, match="3 rows of actions for 5 poses"):
+        load_camera_set(folder)
+
+
+def test_a_path_that_cannot_be_looked_at_is_named(tmp_path):
+    for bad, reason in (("x" * 5000, "cannot be read: File name too long"), ("a\0b", "null byte")):
+        with pytest.raises(InputFileError, match=reason):
+            load_camera_set(tmp_path / bad)

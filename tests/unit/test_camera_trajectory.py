@@ -236,3 +236,34 @@ def test_a_fitted_path_is_whole_chunks_within_the_path_and_accounts_for_every_po
 def test_varying_intrinsics_follow_their_poses():
     rows = np.array([ROW] * 17) + np.arange(17)[:, None]
     np.testing.assert_allclose(path(17, intrinsics=rows).to_latent(3).intrinsics, rows[[0, 8, 16]])
+
+
+# Actions
+
+
+def test_actions_belong_to_poses_and_go_with_them():
+    rows = np.eye(4)[np.arange(12) % 4]
+    acted = path(9).with_actions(rows)
+    np.testing.assert_array_equal(acted.actions, rows[:9])
+    np.testing.assert_array_equal(acted.first(5).actions, rows[:5])
+    np.testing.assert_array_equal(acted.to_latent(3).actions, rows[[0, 4, 8]])
+    assert acted != path(9)
+    assert acted == path(9).with_actions(rows)
+    assert path(9).to_latent(3).actions is None
+    with pytest.raises(ValueError, match="read-only"):
+        acted.actions[0] = 1
+    with pytest.raises(CameraError, match="12 rows of actions for 13 poses"):
+        path(13).with_actions(rows)
+    with pytest.raises(CameraError, match="actions: row 0 "):
+        path(9).with_actions(rows + 1)
+
+
+def test_a_latent_path_becomes_one_with_the_frames_between():
+    latent = path(4, rate="latent", intrinsics=np.array(ROW) + np.arange(4)[:, None]).with_actions(np.eye(4))
+    video = latent.to_video()
+    assert (len(video), video.rate) == (13, "video")
+    np.testing.assert_allclose(indices(video), np.arange(13) / 4)
+    np.testing.assert_allclose(video.intrinsics[::4], latent.intrinsics)
+    np.testing.assert_array_equal(video.actions[::4], latent.actions)
+    assert path(9).to_video() == path(9)
+    assert len(path(1, rate="latent").to_video()) == 1

@@ -29,16 +29,17 @@ import lingbot_core
 from lingbot_core.camera import PER_LATENT, CameraTrajectory, KeyMotion, clip_controls, controls, load_camera
 from lingbot_core.camera.trajectory import SnapMode
 from lingbot_core.cli import build_parser, generate, main
-from lingbot_core.cli.plan import fit_actions, fit_path, plan_length, plan_script
 from lingbot_core.cli.prepare import Job, prepare
 from lingbot_core.cli.progress import Progress, clock
 from lingbot_core.cli.report import ReservedFile
-from lingbot_core.cli.route import PathRoute
 from lingbot_core.cli.threads import limit_threads, usable_cores
 from lingbot_core.engine import image as images
 from lingbot_core.engine import start
+from lingbot_core.engine.history import History, StartRecord
 from lingbot_core.engine.image import prepare_image
+from lingbot_core.engine.plan import fit_actions, fit_path, plan_length, plan_script
 from lingbot_core.engine.probe import probe
+from lingbot_core.engine.route import PathRoute
 from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.world import DTYPES, World
 from lingbot_core.errors import CameraError, LengthError
@@ -134,15 +135,15 @@ def test_less_than_one_chunk_is_refused_with_the_valid_totals(wish):
         with pytest.raises(LengthError, match=f"{wish} frames are less than one chunk of 13 .*13 \\+ 16k"):
             plan_length(poses, CHUNK4, num_frames=wish)
     with pytest.raises(
-        LengthError, match=f"path of {wish} poses is shorter than one chunk of 13 frames.*--length hold"
+        LengthError, match=f"path of {wish} poses is shorter than one chunk of 13 frames.*length 'hold'"
     ):
         plan_length(wish, CHUNK4)
 
 
 def test_more_frames_than_poses_is_refused_with_both_numbers_and_the_fix():
-    with pytest.raises(LengthError, match=r"50 poses for 81 frames.*--num-frames 49.*--length hold"):
+    with pytest.raises(LengthError, match=r"50 poses for 81 frames.*ask for 49 frames or less.*'hold'"):
         plan_length(50, CHUNK3, num_frames=81)
-    with pytest.raises(LengthError, match=r"135 poses for 141 frames \(133 snapped up.*--snap down"):
+    with pytest.raises(LengthError, match=r"135 poses for 141 frames \(133 snapped up.*snap down"):
         plan_length(135, CHUNK3, num_frames=133, snap="up")
     with pytest.raises(LengthError, match="at most 100000"):
         plan_length(50, CHUNK3, num_frames=10**9, length="hold")
@@ -955,12 +956,12 @@ def test_a_model_with_actions_gets_the_keys_of_an_action_string(actions):
     path = line_path(9)
     rows = np.tile([1.0, 0, 0, 0], (9, 1))
     route = PathRoute("a path", path, plan_length(9, CHUNK3), 3, (lambda: rows) if actions else None)
-    start = SimpleNamespace(
-        translation_unit=1.0, first_delta="identity", width=80, height=48, intrinsics=(50.0, 50.0, 40.0, 24.0)
+    start = StartRecord(
+        CHUNK3, "", "", 0, "seeded", "", 48, 80, (50.0, 50.0, 40.0, 24.0), 1.0, "number", "identity", 16.0, None, ""
     )
-    session = SimpleNamespace(history=SimpleNamespace(start=start))
+    session = SimpleNamespace(history=History(start), carry=History(start).carry)
     if not actions:
-        with pytest.raises(CameraError, match=r"steered by actions.*--action-path"):
+        with pytest.raises(CameraError, match=r"steered by actions.*folder that has action.npy"):
             next(route.controls(session, None, act=True))
         return
     (only,) = route.controls(session, None, act=True)

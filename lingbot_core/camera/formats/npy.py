@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
@@ -56,6 +56,39 @@ def load_camera(
         poses_name=str(poses_file),
         intrinsics_name=str(intrinsics_file),
     )
+
+
+def load_camera_set(
+    source: StrPath,
+    *,
+    intrinsics: StrPath | Literal["beside", "default"] = "beside",
+    actions: bool = True,
+    width: int = UPSTREAM_WIDTH,
+    height: int = UPSTREAM_HEIGHT,
+    fps: float = 16.0,
+) -> CameraTrajectory:
+    """Reads a path together with what lies beside it.
+
+    source: a file of poses, or a folder with poses.npy. intrinsics: a file, the intrinsics.npy ``beside`` a poses.npy
+    if there is one, or the ``default``. actions: also read an action.npy beside a poses.npy. Raises as
+    :func:`load_camera`, and InputFileError for what may not be read.
+    """
+    given = Path(source)
+    try:
+        folder = given if given.is_dir() else given.parent
+        poses = folder / "poses.npy" if given.is_dir() else given
+        beside = poses.name == "poses.npy"
+        rows = None if intrinsics == "default" else Path(intrinsics)
+        if intrinsics == "beside":
+            found = folder / "intrinsics.npy"
+            rows = found if beside and found.exists() else None
+        path = load_camera(poses, rows, width=width, height=height, fps=fps)
+        if actions and beside and (folder / "action.npy").exists():
+            path = path.with_actions(load_actions(folder, act=True)[0])
+    except OSError as error:
+        where = error.filename or given
+        raise InputFileError(f"{where} cannot be read: {error.strerror or error}; check its permissions") from None
+    return path
 
 
 def load_actions(folder: StrPath, *, act: bool = False) -> tuple[Array, Array | None]:

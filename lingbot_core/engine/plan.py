@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..camera.keys import check_key_array
-from ..camera.pose import MAX_POSES, Array
+from ..camera.pose import MAX_POSES, Array, interpolate
 from ..camera.trajectory import CameraTrajectory, SnapMode
 from ..errors import CameraError, LengthError
 from ..presets import Preset
@@ -70,21 +69,20 @@ def plan_length(
     wish = poses if num_frames is None else num_frames
     if length != "hold" and wish > poses:
         raise LengthError(
-            f"{poses} poses for {wish} frames: ask for fewer with --num-frames {valid_frames(poses)}, or stand still "
-            "at the last pose with --length hold"
+            f"{poses} poses for {wish} frames: ask for {valid_frames(poses)} frames or less, use a longer path, or "
+            "stand still at the last pose (length 'hold')"
         )
     if num_frames is None and snap == "down" and poses < preset.frames(1):
         raise LengthError(
             f"a path of {poses} poses is shorter than one chunk of {preset.frames(1)} frames (preset {preset.name}, "
-            f"{preset.chunk} latent frames a chunk): use a longer path, or stand still at the last pose with --length "
-            "hold"
+            f"{preset.chunk} latent frames a chunk): use a longer path, or stand still at the last pose (length 'hold')"
         )
     chunks = preset.chunks_for(wish, snap=snap)
     frames = preset.frames(chunks)
     if length != "hold" and frames > poses:
         raise LengthError(
-            f"{poses} poses for {frames} frames ({wish} snapped up to whole chunks): use --snap down, or stand still "
-            "at the last pose with --length hold"
+            f"{poses} poses for {frames} frames ({wish} snapped up to whole chunks): snap down, use a longer path, or "
+            "stand still at the last pose (length 'hold')"
         )
     used = max(valid_frames(wish), frames) if length == "compress" else min(frames, poses)
     held = max(0, frames - poses)
@@ -103,27 +101,46 @@ def valid_frames(frames: int) -> int:
 
 
 def fit_path(path: CameraTrajectory, plan: LengthPlan, chunk: int) -> CameraTrajectory:
-    """The path at the plan's latent frames, one pose each."""
+    """The path at the plan's latent frames, one pose each; its first pose is the first latent frame."""
     if plan.length != "hold":
         path = path.first(plan.used)
     return path.to_latent(chunk, plan.chunks, plan.length)
 
 
-def fit_actions(rows: NDArray, plan: LengthPlan, chunk: int) -> Array:
+def fit_onward(path: CameraTrajectory, plan: LengthPlan, chunk: int) -> Array:
+    """Poses [F, 4, 4] of the plan's latent frames when the frame before them is the path's first pose already.
+
+    For a path that is joined to an earlier one: the camera moves from the very first latent frame on, where
+    :func:`fit_path` would show the joint twice. A ``cut`` path stands still at its last pose once that is reached.
+    """
+    return interpolate(path.poses, _onward(plan, chunk))
+
+
+def _onward(plan: LengthPlan, chunk: int) -> Array:
+    latents = chunk * plan.chunks
+    if plan.length == "compress":
+        return np.linspace(0, plan.used - 1, latents + 1)[1:]
+    return np.minimum(np.arange(1, latents + 1) * 4.0, plan.poses - 1)
+
+
+def fit_actions(rows: NDArray, plan: LengthPlan, chunk: int, *, onward: bool = False) -> Array:
     """Key states w a s d, one row per video frame, at the plan's latent frames, [F, 4].
 
     Every 4th row, as in the reference; of a compressed path the row of the nearest pose; no key while the last pose
-    is held. Raises CameraError when there are fewer rows than poses used.
+    is held. onward: at the latent frames of :func:`fit_onward`. Raises CameraError when there are fewer rows than
+    poses used.
     """
     checked = check_key_array(rows, "actions")
     if len(checked) < plan.used:
         raise CameraError(f"{len(checked)} rows of actions for {plan.used} poses; give one row per pose")
     latents = chunk * plan.chunks
     if plan.length == "compress":
-        return checked[np.rint(np.linspace(0, plan.used - 1, latents)).astype(int)]
-    at = np.arange(latents) * 4
+        at = _onward(plan, chunk) if onward else np.linspace(0, plan.used - 1, latents)
+        return checked[np.rint(at).astype(int)]
+    rows_at = np.arange(latents) * 4 + (4 if onward else 0)
+    last = min(plan.poses, len(checked)) if onward else plan.used
     out = np.zeros((latents, 4))
-    out[at < plan.used] = checked[at[at < plan.used]]
+    out[rows_at < last] = checked[rows_at[rows_at < last]]
     return out
 
 
@@ -131,8 +148,3 @@ def check_num_frames(num_frames: int | None) -> None:
     """Raises LengthError for a wish beyond the longest path there can be; presets refuse those that are too short."""
     if num_frames is not None and num_frames > MAX_POSES:
         raise LengthError(f"{num_frames} frames were asked for; at most {MAX_POSES} can be made in one run")
-
-
-def at_size(path: CameraTrajectory, intrinsics: Array, width: int, height: int) -> CameraTrajectory:
-    """The path with intrinsics [N, 4] that are already in pixels of width x height."""
-    return dataclasses.replace(path, intrinsics=intrinsics, width=width, height=height, intrinsics_are_default=False)
