@@ -25,6 +25,10 @@ class Condition(Protocol):
         """float32 [4 + 16, count, height / 8, width / 8] of the latent frames first .. first + count - 1."""
         ...
 
+    def release(self) -> None:
+        """Frees what can be worked out again."""
+        ...
+
 
 class ImageCondition:
     """Encodes [image, grey, grey, ...] (grey is zero) as one causal video, one latent frame at a time, when needed.
@@ -50,6 +54,10 @@ class ImageCondition:
         """Latent frame from which on all latents are the same, once that is known."""
         return len(self._latents) - 1 if self._steady else None
 
+    def uses(self, vae: WanVAE) -> bool:
+        """Whether this VAE encodes the image."""
+        return self._vae is vae
+
     @property
     def encoded(self) -> int:
         """Latent frames encoded so far."""
@@ -71,6 +79,11 @@ class ImageCondition:
         if first == 0:
             mask[:, 0] = 1
         return torch.cat([mask, frames])
+
+    def release(self) -> None:
+        """Frees latents and encoder state; whoever asks next has the image encoded again, with the same result."""
+        with self._lock:
+            self._latents, self._state, self._steady = [], EncoderState(), False
 
     def _encode_next(self) -> None:
         state = self._state.copy()

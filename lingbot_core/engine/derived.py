@@ -15,6 +15,7 @@ from .chunk import replay_commit
 from .condition import Condition
 from .history import ChunkRecord, History, StartRecord
 from .prompts import Prompts
+from .revival import decoder_after
 from .world import World
 
 
@@ -22,7 +23,7 @@ class Derived:
     """Caches of one session. Whether they match its history is the session's business to know.
 
     rewind_depth: chunks whose overwritten keys and values, and whose decoder states, are kept for going back at once.
-    caches: taken over from a fork; None makes empty ones.
+    caches: taken over from a fork; None makes empty ones; an empty list leaves that to the first ``replay``.
     """
 
     def __init__(
@@ -39,17 +40,23 @@ class Derived:
         self.prompts = prompts
         self.rewind_depth = rewind_depth
         self.latent_size = (start.height // SPATIAL_STRIDE, start.width // SPATIAL_STRIDE)
-        self.caches = (
-            [self._empty_cache() for _ in range(2 if start.preset.guided else 1)] if caches is None else caches
-        )
+        self.caches = self._empty_caches() if caches is None else caches
         self.decoder = DecoderState()
         self.decoders: deque[tuple[int, DecoderState]] = deque(maxlen=rewind_depth)  # (chunks before it, state)
 
     @property
     def nbytes(self) -> int:
         """Bytes of everything held here."""
+        return self._cache_bytes() + self.prompts.nbytes
+
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes of everything that ``release`` gives back, but for the condition, which others may use, too."""
+        return self._cache_bytes() + self.prompts.cross_nbytes
+
+    def _cache_bytes(self) -> int:
         states = {id(s): s for s in (self.decoder, *(s for _, s in self.decoders))}
-        return sum(c.nbytes for c in self.caches) + self.prompts.nbytes + sum(s.nbytes for s in states.values())
+        return sum(c.nbytes for c in self.caches) + sum(s.nbytes for s in states.values())
 
     def first_frame(self, chunks: int) -> int:
         """Absolute latent frame after ``chunks`` chunks."""
@@ -97,6 +104,8 @@ class Derived:
 
     def replay(self, history: History) -> None:
         """Fills the caches anew by committing every chunk of the history."""
+        if not self.caches:
+            self.caches = self._empty_caches()
         for cache in self.caches:
             cache.clear()
         for record in history.chunks:
@@ -125,11 +134,7 @@ class Derived:
 
     def decode_again(self, history: History, decoded: int) -> DecoderState:
         """The decoder's state after ``decoded`` chunks, from as many latents before it as reach it."""
-        state = DecoderState()
-        needed = -(-self._world.vae.config.decoder_span // self._start.preset.chunk) + 1
-        for record in history.chunks[:decoded][-needed:]:
-            self._world.vae.decode(record.latents.to(self._world.device), state)
-        return state
+        return decoder_after(self._world, history, decoded)
 
     def forget_decoders(self, chunks: int) -> None:
         """Drops what is remembered of chunk ``chunks`` and later ones."""
@@ -149,11 +154,21 @@ class Derived:
         twin.decoders.extend((at, state) for at, state in self.decoders if at < chunks)
         return twin
 
+    def release(self) -> None:
+        """Frees all that ``replay`` and ``decode_again`` make, and what the condition can encode again."""
+        self.caches, self.decoder = [], DecoderState()
+        self.decoders.clear()
+        self.prompts.release()
+        self._condition.release()
+
     def clear(self) -> None:
         """Frees everything."""
         self.caches, self.decoder = [], DecoderState()
         self.decoders.clear()
         self.prompts.clear()
+
+    def _empty_caches(self) -> list[KVCache]:
+        return [self._empty_cache() for _ in range(2 if self._start.preset.guided else 1)]
 
     def _empty_cache(self) -> KVCache:
         preset = self._start.preset

@@ -122,6 +122,13 @@ def estimate(
     )
 
 
+def encode_bytes(vae: VAEConfig, height: int, width: int) -> int:
+    """Bytes beside the weights that encoding a start image takes at its peak, in float32."""
+    encoder, _ = _vae_states(vae, height, width)
+    # While it encodes, the state before the latent frame is kept beside the new one.
+    return 2 * encoder + ENCODE_COPIES * TEMPORAL_STRIDE * height * width * vae.dim * 4
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Bytes that can still be allocated on a device; None where that cannot be known."""
     if device.type == "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,6 +14,14 @@ from .world import World
 
 # Prompts that were set but never made a chunk: kept, because controls may name them later, but not for ever.
 SPARE_PROMPTS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class PromptStates:
+    """Text states [L, text_dim] by prompt, and those of the negative prompt; nobody changes them."""
+
+    positive: Mapping[str, Tensor] = field(default_factory=dict)
+    negative: Tensor | None = None
 
 
 class Prompts:
@@ -37,6 +46,21 @@ class Prompts:
         """Bytes of states, keys and values."""
         kept = (self._current[1] if self._current else None, self._negative)
         return sum(x.nbytes for x in (*kept, *self._states.values(), self._negative_states) if x is not None)
+
+    @property
+    def cross_nbytes(self) -> int:
+        """Bytes of the keys and values alone."""
+        kept = (self._current[1] if self._current else None, self._negative)
+        return sum(x.nbytes for x in kept if x is not None)
+
+    @property
+    def given(self) -> PromptStates:
+        """All states that are known."""
+        return PromptStates(dict(self._states), self._negative_states)
+
+    def release(self) -> None:
+        """Forgets the keys and values; they are made again from the states when needed."""
+        self._current, self._negative = None, None
 
     def cross(self, prompt: str) -> CrossKV:
         """Keys and values of a prompt; encoded when it is not the current one."""

@@ -8,7 +8,7 @@ it was, ready to try the chunk again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,25 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..camera.controls import CameraCarry, Controls, FirstDelta, KeyMotion, to_controls
-from ..camera.intrinsics import check_pixels
-from ..camera.pose import check_poses
-from ..errors import (
-    CameraError,
-    NumericsError,
-    SessionBusyError,
-    SessionError,
-)
+from ..camera.controls import CameraCarry, Controls, FirstDelta, KeyMotion
+from ..errors import NumericsError, SessionBusyError, SessionError
 from ..models.dit import ChunkContext
 from ..models.vae import DecoderState
 from ..presets import Preset, get_preset
 from .chunk import Chunk, OnStep, denoise, draws
+from .condition import Condition
 from .derived import Derived
 from .history import ChunkRecord, History, StartRecord
 from .noise import InjectedNoise, NoiseSource, ReferenceNoise, SeededNoise
-from .prompts import Prompts
+from .prompts import Prompts, PromptStates
+from .revival import require_match, require_record
 from .start import check_whole, make_start, refuse_negative
-from .timing import Stopwatch
+from .steering import next_controls, require_controls
+from .timing import Stopwatch, undisturbed
 from .world import World
 
 OnFrames = Callable[[Chunk], None]
@@ -121,12 +117,38 @@ class WorldSession:
         )
         states = {} if prompt_states is None else {prompt: prompt_states}
         prompts = Prompts(world, states, negative_states)
-        with _undisturbed(world.device):
+        with undisturbed(world.device):
             prompts.cross(prompt)  # a prompt that cannot be encoded is refused here, not in the first chunk
             if preset.guided:
                 prompts.negative(record.negative_prompt)
         derived = Derived(world, condition, record, prompts, rewind_depth=rewind_depth)
         return cls(world, History(record), derived)
+
+    @classmethod
+    def from_history(
+        cls,
+        world: World,
+        condition: Condition,
+        history: History,
+        *,
+        prompt_states: Mapping[str, Tensor] | None = None,
+        negative_states: Tensor | None = None,
+        rewind_depth: int = 0,
+    ) -> WorldSession:
+        """A session at the end of a history that was made elsewhere, or by a session that is gone.
+
+        Nothing is allocated yet: call ``resume``, which replays the commits; after it every chunk that follows is
+        bitwise the one that the first session would have made. condition: of the start image the history began with.
+        prompt_states, negative_states: text states of the history's prompts; those that are missing are encoded.
+        Raises HistoryError naming the field in which world or image differ from the start record.
+        """
+        require_match(world, condition, history.start)
+        check_whole("rewind_depth", rewind_depth, 0)
+        prompts = Prompts(world, prompt_states or {}, negative_states)
+        derived = Derived(world, condition, history.start, prompts, rewind_depth=rewind_depth, caches=[])
+        session = cls(world, history, derived)
+        session._stale = True
+        return session
 
     # What can be asked at any time
 
@@ -159,6 +181,25 @@ class WorldSession:
         """Bytes of the caches, the prompts, the decoder's states and the history."""
         return self._derived.nbytes + self._history.nbytes
 
+    @property
+    def cache_nbytes(self) -> int:
+        """Bytes that ``release`` gives back: all but the history and the text states."""
+        return self._derived.cache_nbytes
+
+    @property
+    def prompt_states(self) -> PromptStates:
+        """The text states of all prompts that a replay needs: what ``from_history`` takes."""
+        return self._derived.prompts.given
+
+    @property
+    def rewind_depth(self) -> int:
+        """Chunks that can be taken back without a replay."""
+        return self._derived.rewind_depth
+
+    def runs_on(self, world: World) -> bool:
+        """Whether this session's networks are those of ``world``, and not others with equal weights."""
+        return self._world.dit is world.dit and self._world.vae is world.vae
+
     def controls(
         self,
         motion: np.ndarray | KeyMotion,
@@ -168,18 +209,7 @@ class WorldSession:
         intrinsics: Sequence[float] | None = None,
     ) -> Controls:
         """Controls for the next chunk from absolute poses [N, 4, 4] or held keys, in this session's unit and rules."""
-        start = self._history.start
-        controls, _ = to_controls(
-            motion,
-            latents=start.preset.chunk,
-            unit=start.translation_unit,
-            first_delta=start.first_delta,
-            carry=self.carry,
-            prompt=prompt,
-            intrinsics=None if intrinsics is None else check_pixels(intrinsics),
-            actions=actions,
-        )
-        return controls
+        return next_controls(self._history, motion, prompt=prompt, actions=actions, intrinsics=intrinsics)
 
     # What changes the world
 
@@ -201,7 +231,7 @@ class WorldSession:
             self._require_finished()
             index = len(self._history)
             preset = self._history.start.preset
-            self._check_controls(controls)
+            require_controls(controls, preset, self._world.dit.config.control)
             if noise is not None:
                 noise.check((self._world.dit.config.out_dim, preset.chunk, *self._derived.latent_size), draws(preset))
             watch = Stopwatch(self._world.device)
@@ -231,6 +261,25 @@ class WorldSession:
             # One statement: a Ctrl-C that arrives between two would leave a history that nothing knows to finish.
             self._history, self._next_prompt, self._undecoded, self._uncommitted = longer, None, True, True
             return self._finish(contexts, watch, on_frames, just_denoised=True)
+
+    def adopt(self, record: ChunkRecord, *, on_frames: OnFrames | None = None) -> Chunk:
+        """Takes over a chunk that another session made from this very position: decoded and committed, not denoised.
+
+        The result, and all that follows, is bitwise what ``advance`` would have given. The states of its prompt must
+        be known or encodable. Raises HistoryError for a record of another position or recipe.
+        """
+        with self._running():
+            self._require_finished()
+            start = self._history.start
+            shape = (self._world.dit.config.out_dim, start.preset.chunk, *self._derived.latent_size)
+            require_record(record, start, shape)
+            require_controls(record.controls, start.preset, self._world.dit.config.control)
+            longer = self._history.append(record)
+            watch = Stopwatch(self._world.device)
+            with watch.stage("prepare"):
+                contexts = self._derived.contexts(record.index, record.controls, record.prompt)
+            self._history, self._next_prompt, self._undecoded, self._uncommitted = longer, None, True, True
+            return self._finish(contexts, watch, on_frames, just_denoised=False)
 
     def resume(self, *, on_frames: OnFrames | None = None) -> Chunk | None:
         """Finishes what an error or a cancel left undone after a chunk entered the history.
@@ -300,6 +349,22 @@ class WorldSession:
             twin._bring_up(cut=copied, decoder=decoder)
             return twin
 
+    def release(self) -> None:
+        """Frees the keys and values and the state of decoder and encoder; the history and the text states stay.
+
+        The next ``resume`` rebuilds all of it, bitwise. Raises SessionBusyError while the session is running.
+        """
+        if self._closed:
+            return
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError("the session is running; release it when the chunk is finished or cancelled")
+        try:
+            self._stale = True
+            self._derived.release()
+            self._noise = _noise_source(self._world, self._history.start, self._derived.latent_size)
+        finally:
+            self._lock.release()
+
     def close(self) -> None:
         """Frees everything but the history. Closing twice is fine; a closed session refuses to do anything else."""
         if self._closed:
@@ -324,7 +389,7 @@ class WorldSession:
         try:
             if self._closed:  # by another thread, since the look above
                 raise SessionError("this session is closed; start a new one")
-            with _undisturbed(self._world.device):
+            with undisturbed(self._world.device):
                 yield
         finally:
             self._lock.release()
@@ -396,33 +461,6 @@ class WorldSession:
             self._derived.replay(self._history)
         decoder = self._derived.decode_again(self._history, self._decoded) if decoder is None else decoder
         self._derived.decoder, self._stale, self._uncommitted = decoder, False, False
-
-    def _check_controls(self, controls: Controls) -> None:
-        frames = self._history.start.preset.chunk
-        if not isinstance(controls, Controls):
-            raise CameraError(f"advance takes Controls, not {type(controls).__name__}; see WorldSession.controls")
-        check_poses(controls.relative, name="controls: relative")
-        if controls.relative.shape != (frames, 4, 4):
-            raise CameraError(
-                f"controls hold {len(controls.relative)} poses; preset {self._history.start.preset.name} takes "
-                f"{frames} per chunk"
-            )
-        acts = self._world.dit.config.control == "act"
-        if acts and controls.actions is None:
-            raise CameraError(
-                "this model is steered by actions (control 'act'): give w a s d rows, one per latent frame"
-            )
-        if not acts and controls.actions is not None:
-            raise CameraError(
-                "this model is steered by the camera (control 'cam') and takes no actions; leave them out"
-            )
-
-
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Inference mode belongs to a thread, so it is entered whoever calls; a caller's autocast would change numbers."""
-    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-        yield
 
 
 def _noise_source(world: World, start: StartRecord, latent_size: tuple[int, int]) -> NoiseSource:

@@ -1,4 +1,4 @@
-"""Seconds per stage of a chunk, measured without making the host wait between stages."""
+"""What surrounds the work of a session: seconds per stage, and settings that do not depend on the caller."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from contextlib import contextmanager
 import torch
 
 
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Inference mode belongs to a thread, so it is entered whoever calls; a caller's autocast would change numbers."""
+    with torch.inference_mode(), torch.autocast(device.type, enabled=False):
+        yield
+
+
 class Stopwatch:
-    """Collects the seconds of named stages; on a GPU by events, which are read once at the end."""
+    """Collects the seconds of named stages without making the host wait between them.
+
+    On a GPU by events, which are read once at the end.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,29 @@ def pack() -> ModuleType:
     sys.modules[PACK] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def graph(pack: ModuleType) -> Any:
+    """The nodes of a small graph of worlds: see world_graph.py."""
+    spec = importlib.util.spec_from_file_location("world_graph", Path(__file__).with_name("world_graph.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["world_graph"] = module
+    spec.loader.exec_module(module)
+    return module.Graph()
+
+
+@pytest.fixture
+def wg(graph: Any) -> Iterator[ModuleType]:
+    """world_graph.py, for a test with worlds of its own, run as ComfyUI runs nodes."""
+    import comfy.model_management
+    import torch
+
+    module = sys.modules["world_graph"]
+    with torch.inference_mode():
+        yield module
+    comfy.model_management.interrupt_current_processing(False)
+    module.forget_everything()
+    comfy.model_management.unload_all_models()

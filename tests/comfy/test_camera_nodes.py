@@ -10,11 +10,10 @@ from pathlib import Path
 
 import execution
 import folder_paths
+import nodes as comfy_nodes
 import numpy as np
 import pytest
 from comfy_api.latest import io
-
-import nodes as comfy_nodes
 
 CAMERA_FOLDER = Path(__file__).resolve().parents[2] / "examples" / "03"
 NAMES = ["LingBotCameraKeys", "LingBotCameraLoad", "LingBotControls", "LingBotWorldEvents", "LingBotControlsRecord"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lingbot_core.engine import memory
-from lingbot_core.engine.memory import GIB, estimate, free_bytes, require_free
+from lingbot_core.engine.memory import GIB, encode_bytes, estimate, free_bytes, require_free
 from lingbot_core.errors import MemoryPlanError
 from lingbot_core.models.dit import DiTConfig
 from lingbot_core.models.kv_cache import KVCache
@@ -82,3 +82,12 @@ def test_a_session_that_does_not_fit_is_refused_with_the_figures_and_the_way_out
 def test_free_memory_of_the_host_counts_the_file_cache_as_free():
     free = free_bytes(CPU)
     assert free is None or abs(free - psutil.virtual_memory().available) < GIB
+
+
+def test_encoding_a_start_image_takes_at_least_what_its_encoder_holds(tiny_world):
+    height, width = 32, 48
+    state = EncoderState()
+    tiny_world.vae.encode(torch.zeros(3, 9, height, width), state)
+    small = encode_bytes(tiny_world.vae.config, height, width)
+    assert small > 2 * state.nbytes
+    assert encode_bytes(tiny_world.vae.config, 2 * height, width) == 2 * small

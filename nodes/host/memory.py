@@ -1,0 +1,136 @@
+"""Caches of worlds under ComfyUI's memory management: asked for, counted, and given back when room is needed.
+
+ComfyUI counts and frees ModelPatchers. So each living session, and each encoded start image, has a small one of its own
+whose size is what its caches take; unloading it puts the session to sleep, from where its history brings it back.
+``comfy.model_management`` belongs to the prompt worker: nothing here may be called from another thread.
+"""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import comfy.model_management
+import comfy.model_patcher
+import torch
+from torch import nn
+
+from ...lingbot_core.engine.condition import ImageCondition
+from ...lingbot_core.engine.living import Living
+from ...lingbot_core.errors import MemoryPlanError
+
+
+class WorldCaches(nn.Module):
+    """What ComfyUI takes for a model, and names in its log; it has no weights."""
+
+
+class CachePatcher(comfy.model_patcher.ModelPatcher):
+    """Caches as ComfyUI sees them: a model that is as large as they are and can only be unloaded whole.
+
+    owner: whose caches; may be set later, until then there are none. It is not kept alive.
+    """
+
+    def __init__(self, device: torch.device, owner: Living | ImageCondition | None = None) -> None:
+        model = WorldCaches()
+        model.device = device  # they are made where they are used, and never moved
+        super().__init__(model, load_device=device, offload_device=device)
+        self._owner: Callable[[], Any] = lambda: None
+        if owner is not None:
+            self.bind(owner)
+
+    def bind(self, owner: Living | ImageCondition) -> None:
+        """From now on these are the caches of ``owner``."""
+        self._owner = weakref.ref(owner)
+
+    @property
+    def owner(self) -> Living | ImageCondition | None:
+        """Whose caches these are, while it exists."""
+        return self._owner()
+
+    def model_size(self) -> int:
+        """Bytes held now."""
+        owner = self.owner
+        if owner is None:
+            return 0
+        return owner.nbytes if isinstance(owner, ImageCondition) else owner.cache_nbytes
+
+    def loaded_size(self) -> int:
+        """Bytes held now: what there is, is where it is used."""
+        return self.model_size()
+
+    def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> int:
+        """There is nothing to move."""
+        return 0
+
+    def partially_unload(self, device_to: Any, memory_to_free: float = 0, force_patch_weights: bool = False) -> int:
+        """Frees everything; returns bytes, 0 while the session is running."""
+        return self._free()
+
+    def detach(self, unpatch_all: bool = True) -> nn.Module:
+        """Called to unload it (unpatch_all), and to forget it, which frees nothing."""
+        if unpatch_all:
+            self._free()
+        return self.model
+
+    def patch_model(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """There are no weights."""
+        return self.model
+
+    def unpatch_model(self, *args: Any, **kwargs: Any) -> None:
+        """There are no weights."""
+
+    def _free(self) -> int:
+        before = self.model_size()
+        owner = self.owner
+        if isinstance(owner, ImageCondition):
+            owner.release()
+        elif owner is not None:
+            owner.sleep()
+        return before - self.model_size()
+
+
+_patchers: dict[int, CachePatcher] = {}
+
+
+def patcher_of(owner: Living | ImageCondition, device: torch.device) -> CachePatcher:
+    """The owner's patcher; the same as long as it lives."""
+    # Patchers die here and not with their owner, which any thread may let go of.
+    for key in [key for key, patcher in _patchers.items() if patcher.owner is None]:
+        del _patchers[key]
+    patcher = _patchers.get(id(owner))
+    if patcher is None or patcher.owner is not owner:
+        patcher = _patchers[id(owner)] = CachePatcher(device, owner)
+    return patcher
+
+
+def adopt_patcher(patcher: CachePatcher, owner: Living) -> None:
+    """Makes a patcher that room was asked with before its session existed the session's own."""
+    known = _patchers.get(id(owner))
+    if known is None or known.owner is not owner:
+        patcher.bind(owner)
+        _patchers[id(owner)] = patcher
+
+
+@contextmanager
+def out_of_memory_explained(explain: Callable[[], str], give_back: Callable[[], object]) -> Iterator[None]:
+    """Turns ComfyUI's out-of-memory errors into a MemoryPlanError after freeing what the body took.
+
+    explain: the message. give_back: puts to sleep what the body drove.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not comfy.model_management.is_oom(error):
+            raise
+        # What failed is still referred to by the frames of its calls.
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        give_back()
+        comfy.model_management.soft_empty_cache(True)
+        message = explain()
+    else:
+        return
+    raise MemoryPlanError(message)

@@ -1,7 +1,0 @@
-"""Nodes: world."""
-
-from __future__ import annotations
-
-from comfy_api.latest import io
-
-NODES: list[type[io.ComfyNode]] = []
