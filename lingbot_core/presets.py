@@ -245,7 +245,7 @@ PRESETS: dict[str, Preset] = {
             guidance_scale=5.0,
             negative_prompt=V2_NEGATIVE_PROMPT,
         ),
-        Preset("tiny", chunk=3, selection=_V1, shift=1.5, window=12),
+        Preset("tiny", chunk=3, selection=_V1, shift=1.5, window=9),
     )
 }
 

@@ -1,8 +1,11 @@
-"""Settings for every test: one torch thread, so that two test processes do not fight and sums stay the same."""
+"""For every test: one torch thread, so that two processes do not fight and sums stay the same; an untrained model."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 # Before torch is imported, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,3 +13,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model with random weights: noisy pictures, a transformer whose file says nothing of itself,
+    and no lens."""
+    from training import make_random_tiny
+
+    folder = tmp_path_factory.mktemp("untrained") / "tiny"
+    make_random_tiny.main(folder)
+    return folder

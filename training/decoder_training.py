@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lingbot_core.models.vae import LATENT_STD, WanVAE
 
-from .files import Log, load_parts, save_parts
+from .files import Log, save_parts
 from .latents import pictures
 from .optimise import Guard, Optimiser, Schedule, clear_grads, cosine, replayed
 from .vae_forward import decode_raw, encode_moments
@@ -52,7 +52,6 @@ def train_decoder(
     log = Log(out / "decoder.jsonl")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     vae = load_vae(folder, device)
-    about = load_parts(folder, "vae")[1]
     scale = torch.tensor(LATENT_STD, device=device)  # noise of this is noise of 1 on normalised latents
 
     @torch.no_grad()
@@ -112,7 +111,8 @@ def train_decoder(
     vae.load_state_dict({name: t.detach().half().float() for name, t in weights.items()})
     vae.requires_grad_(False)
     quality = evaluate(vae, unseen, torch.float32)
-    save_parts(out, "vae", vae.state_dict(), torch.float16, about={**about, "psnr": quality})
+    about = {"dim": vae.config.dim, "blocks": vae.config.num_res_blocks, "psnr": quality}
+    save_parts(out, "vae", vae.state_dict(), torch.float16, about=about)
     log("decoder done", step=step, seconds=schedule.elapsed, psnr_before=before, psnr_unseen=quality,
         skipped=float(optimiser.skipped), restored=guard.restored)  # fmt: skip
     log.close()

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lingbot_core.engine.world import World
+from lingbot_core.weights.layout import find_layout
 
 from . import sheets
 from .measures import agrees, along_key, global_motion, gradient_energy, psnr, statistics, stretches
@@ -377,6 +378,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     result = evaluate(args.model, jobs, device=args.device, workers=args.workers, threads=args.threads, log=True)
     result["speed"] = speed
+    result["fingerprint"] = find_layout(args.model).about.get("fingerprint")
     result["settings"] = {key: str(value) for key, value in vars(args).items()}
     print(write(result, args.out))
 

@@ -11,16 +11,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from lingbot_core.camera.intrinsics import scale_intrinsics
 from lingbot_core.models.dit import CausalWanDiT
 from lingbot_core.models.vae import VAEConfig, WanVAE
+from lingbot_core.presets import get_preset
 from lingbot_core.weights.load import fingerprint
 from lingbot_core.weights.metadata import FileMetadata, write_metadata
 
 from .dit_training import load_dit
-from .files import load_parts
 from .make_random_tiny import write_json
 from .scene import INTRINSICS, INTRINSICS_SIZE
+from .source import HEIGHT, WIDTH
 from .styles import PHRASES
+from .vae_training import load_vae
 
 MOST_BYTES = 25_000_000
 SOURCE = "training/ of this repository"
@@ -28,8 +31,11 @@ SOURCE = "training/ of this repository"
 
 def write_world(vae_folder: Path, dit_folder: Path, text_folder: Path, target: Path) -> dict[str, Any]:
     """Writes the model folder and returns what stands in world.json. Raises ValueError above MOST_BYTES."""
-    vae_weights, vae_about = load_parts(vae_folder, "vae")
     dit_weights, config, about = load_dit(dit_folder)
+    if about["window"] != get_preset("tiny").window:
+        raise ValueError(f"trained with a window of {about['window']}; the preset has {get_preset('tiny').window}")
+    vae = load_vae(vae_folder, torch.device("cpu"))
+    vae_weights = {name: t.half() for name, t in vae.state_dict().items()}
     for name in ("transformer", "vae"):
         (target / name).mkdir(parents=True, exist_ok=True)
     extra = {"num_heads": config.num_heads, "text_len": config.text_len}
@@ -45,19 +51,16 @@ def write_world(vae_folder: Path, dit_folder: Path, text_folder: Path, target: P
 
     for path in target.rglob("*.safetensors"):
         path.chmod(0o644)
-    fx, fy, cx, cy = INTRINSICS
-    width, height = INTRINSICS_SIZE
+    fx, fy, cx, cy = scale_intrinsics(INTRINSICS, INTRINSICS_SIZE, (WIDTH, HEIGHT)).round(3).tolist()
     world = {
         "name": "tiny",
         "preset": "tiny",
-        "native_area": 96 * 160,
+        "native_area": HEIGHT * WIDTH,
         "trained": True,
-        "window": about["window"],
-        "translation_unit": "key",
-        "default_intrinsics": {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": width, "height": height},
+        "lens": {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": WIDTH, "height": HEIGHT},
         "prompts": [phrase for phrases in PHRASES.values() for phrase in phrases],
         "note": "trained by training/ on a procedural world; a demonstration of control, not of picture quality",
-        "fingerprint": _fingerprint(target, config, VAEConfig(vae_about["dim"], num_res_blocks=vae_about["blocks"])),
+        "fingerprint": _fingerprint(target, config, vae.config),
     }
     write_json(target / "world.json", world)
     total = sum(path.stat().st_size for path in target.rglob("*.safetensors"))
@@ -85,7 +88,8 @@ def _last(log: Path, what: str) -> dict[str, Any]:
 
 def fence(text: str) -> str:
     """Text with fixed columns, for Markdown."""
-    return f"```text\n{text.strip()}\n```"
+    lines = text.strip("\n")
+    return f"```text\n{lines}\n```"
 
 
 def _number(value: Any) -> str:
@@ -96,20 +100,16 @@ def _number(value: Any) -> str:
     return str(value)
 
 
-def write_card(
-    target: Path,
-    world: Mapping[str, Any],
-    *,
-    vae_log: Path,
-    dit_log: Path,
-    text_report: Mapping[str, Any],
-    measured: str,
-    card: str,
-) -> None:
-    """README.md of the model folder. measured: what the evaluation wrote; card: the GPU's name."""
-    vae, dit = _last(vae_log, "vae done"), _last(dit_log, "dit done")
-    vae_recipe = _last(vae_log, "vae").get("recipe", {})
-    dit_recipe = _last(dit_log, "dit").get("recipe", {})
+def write_card(target: Path, world: Mapping[str, Any], *, logs: Path, measured: str, card: str) -> None:
+    """README.md of the model folder. logs: the folder with text.json, vae.jsonl, decoder.jsonl and dit.jsonl; measured:
+    publish.figures of an evaluation; card: the GPU's name."""
+    vae, vae_recipe = _last(logs / "vae.jsonl", "vae done"), _last(logs / "vae.jsonl", "vae").get("recipe", {})
+    decoder = _last(logs / "decoder.jsonl", "decoder done")
+    dit, dit_recipe = _last(logs / "dit.jsonl", "dit done"), _last(logs / "dit.jsonl", "dit").get("recipe", {})
+    report = logs / "text.json"
+    text_report = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    skipped = sum(float(part.get("skipped", 0)) for part in (vae, decoder, dit))
+    restored = sum(int(part.get("restored", 0)) for part in (vae, decoder, dit))
     pages = "\n".join(f"* {style}: {', '.join(phrases)}" for style, phrases in PHRASES.items())
     text = f"""# The tiny world
 
@@ -131,18 +131,18 @@ On one {card}.
 | part | steps | seconds | seed |
 | --- | --- | --- | --- |
 | VAE | {vae.get("step", "?")} | {_number(vae.get("seconds", "?"))} | {vae_recipe.get("seed", "?")} |
+| its decoder alone, after that | {decoder.get("step", "?")} | {_number(decoder.get("seconds", "?"))} | |
 | transformer | {dit.get("step", "?")} | {_number(dit.get("seconds", "?"))} | {dit_recipe.get("seed", "?")} |
 | text encoder (CPU) | {text_report.get("steps", "?")} | | {text_report.get("seed", "?")} |
 
-Steps whose gradients were not finite were skipped: {_number(vae.get("skipped", 0.0))} of the VAE's,
-{_number(dit.get("skipped", 0.0))} of the transformer's; weights were put back {vae.get("restored", 0)} and
-{dit.get("restored", 0)} times. Stages follow the clock, so that another run takes other numbers of steps; with
+{skipped:.0f} steps were skipped because their gradients were not finite; weights were put back {restored} times.
+The logs are in `training/logs`. Stages follow the clock, so that another run takes other numbers of steps; with
 `--steps` the seeds decide everything but the rounding of the GPU.
 
 ## Use
 
-Preset `tiny` with a window of {world["window"]} latent frames, translation unit `key`, intrinsics
-{world["default_intrinsics"]}. Prompts it was trained on:
+Preset `tiny`; translation unit `key` for keys, `clip` for paths. Sessions take its lens ({_lens(world["lens"])}) when
+they are told of no other. Prompts it was trained on:
 
 {pages}
 
@@ -151,7 +151,7 @@ sentences with known words and {_share(text_report, "new_words")} of those with 
 
 ## Measured
 
-{fence(measured) if measured else "Not measured yet."}
+{measured or "Not measured yet."}
 
 ## Limits
 
@@ -160,6 +160,10 @@ in view are guessed, and few are. Photographs and other start pictures than thos
 a few chunks. Colours may drift in long views far up or down.
 """
     (target / "README.md").write_text(text, encoding="utf-8")
+
+
+def _lens(lens: Mapping[str, Any]) -> str:
+    return f"fx {lens['fx']:g}, fy {lens['fy']:g} at {lens['width']} x {lens['height']}"
 
 
 def _share(report: Mapping[str, Any], name: str) -> str:

@@ -1,8 +1,8 @@
-"""Writes the embedded tiny model: the real structure and code path, small, with fixed random weights.
+"""Writes a tiny model with fixed random weights: the real structure and code path, smaller than the embedded one.
 
-    python training/make_random_tiny.py [FOLDER]
+    python -m training.make_random_tiny FOLDER
 
-It has learnt nothing; what it shows is texture. It exists so that everything can be run and tested without a download.
+It has learnt nothing; what it shows is texture. Tests take it where a model has to be untrained, noisy or quick.
 """
 
 from __future__ import annotations
@@ -111,5 +111,6 @@ def write_json(path: Path, data: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    default = Path(__file__).resolve().parent.parent / "lingbot_core" / "assets" / "tiny"
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
+    if len(sys.argv) != 2:
+        sys.exit("name the folder to write to: python -m training.make_random_tiny FOLDER")
+    main(Path(sys.argv[1]))

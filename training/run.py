@@ -4,8 +4,9 @@
     python -m training.run vae --seconds 420 --out DIR [--resume DIR] [--plan SECONDS]
     python -m training.run decoder --seconds 420 --vae DIR --out DIR
     python -m training.run dit --seconds 560 --vae DIR --text DIR --out DIR [--resume DIR] [--plan SECONDS]
-    python -m training.run export --vae DIR --dit DIR --text DIR --out FOLDER [--figures evaluation.json] [--card NAME]
+    python -m training.run export --vae DIR --dit DIR --text DIR --out FOLDER [--figures evaluation.json]
     python -m training.run evaluate MODEL ... (see training/evaluate.py)
+    python -m training.publish EVALUATION     (into the documents; see training/publish.py)
 
 --profile stops after 50 steps and prints ms a step. --steps N ends the plan after N steps instead of by the clock.
 --set NAME=VALUE changes a field of the recipe (a Python literal). Logs are lines of JSON, in the folder and on screen.
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     export = parts.add_parser("export")
     for name in ("vae", "dit", "text"):
         export.add_argument(f"--{name}", type=Path, required=True)
+    export.add_argument("--logs", type=Path, default=Path("training/logs"), help="folder with the logs of all parts")
     export.add_argument("--figures", type=Path)
     export.add_argument("--card", default="NVIDIA H200")
     for part in parts.choices.values():
@@ -95,19 +97,11 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(report))
         return
     if a.part == "export":
-        from . import evaluate
+        from . import publish
 
         world = write_world(a.vae, a.dit, a.text, a.out)
-        report = a.text / "text.json"
-        write_card(
-            a.out,
-            world,
-            vae_log=a.vae / "vae.jsonl",
-            dit_log=a.dit / "dit.jsonl",
-            text_report=json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {},
-            measured=evaluate.as_text(json.loads(a.figures.read_text(encoding="utf-8"))) if a.figures else "",
-            card=a.card,
-        )
+        measured = publish.figures(json.loads(a.figures.read_text(encoding="utf-8"))) if a.figures else ""
+        write_card(a.out, world, logs=a.logs, measured=measured, card=a.card)
         print(json.dumps(world))
         return
     device = torch.device(a.device)

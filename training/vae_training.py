@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lingbot_core.models.vae import VAEConfig, WanVAE
@@ -321,8 +322,11 @@ def latent_statistics(vae: WanVAE, video: Tensor, dtype: torch.dtype, piece: int
 
 
 def load_vae(folder: Path, device: torch.device) -> WanVAE:
-    """The finished VAE of `train_vae`, in float32."""
-    tensors, about = load_parts(folder, "vae")
-    vae = WanVAE(VAEConfig(dim=about["dim"], num_res_blocks=about["blocks"]))
+    """The finished VAE of `train_vae`, or the one in a model folder, in float32."""
+    if (folder / "vae.0.safetensors").is_file():
+        tensors, _ = load_parts(folder, "vae")
+    else:
+        tensors = load_file(folder / "vae" / "diffusion_pytorch_model.safetensors")
+    vae = WanVAE(VAEConfig.from_state_dict(tensors))
     vae.load_state_dict({name: t.float() for name, t in tensors.items()})
     return vae.to(device).requires_grad_(False).eval()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,46 @@ DEFAULT_FOCAL = 500.0
 def default_intrinsics(width: int, height: int) -> Array:
     """What stands in for missing intrinsics, as in the realtime servers: 500 px and the picture's centre, [4]."""
     return np.array([DEFAULT_FOCAL, DEFAULT_FOCAL, width / 2, height / 2])
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Intrinsics in pixels, and the size of the picture they are for."""
+
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+    width: int
+    height: int
+
+    @classmethod
+    def from_mapping(cls, values: Any) -> Lens:
+        """Reads the fields by name; raises CameraError unless all of them are there and are positive numbers."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(values, Mapping) or set(values) != set(names):
+            raise CameraError(f"a lens must have the fields {', '.join(names)}, not {values!r}")
+        for name in names:
+            value = values[name]
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise CameraError(f"a lens: {name} is {value!r} and must be a number above 0, in pixels")
+        return cls(**{name: values[name] for name in names})
+
+    def at(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """fx, fy, cx, cy for a picture of width x height.
+
+        Both focal lengths change by the square root of the areas' ratio, so that pixels keep their shape.
+        """
+        scale = math.sqrt(width * height / (self.width * self.height))
+        return self.fx * scale, self.fy * scale, self.cx * width / self.width, self.cy * height / self.height
+
+
+def intrinsics_for(lens: Lens | None, width: int, height: int) -> tuple[float, float, float, float]:
+    """fx, fy, cx, cy of a picture whose camera nobody names: the model's own, or the servers' default."""
+    if lens is not None:
+        return lens.at(width, height)
+    fx, fy, cx, cy = default_intrinsics(width, height).tolist()
+    return fx, fy, cx, cy
 
 
 def check_intrinsics(intrinsics: Any, *, rows: int, name: str = "intrinsics") -> Array:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..camera.controls import FirstDelta, Intrinsics
-from ..camera.intrinsics import default_intrinsics
+from ..camera.intrinsics import intrinsics_for
 from ..camera.keys import KEY_STEPS
 from ..engine.events import parse_events
 from ..engine.image import RESOLUTIONS, PreparedImage, prepare_image
 from ..engine.plan import plan_length, plan_script
 from ..engine.route import PathRoute, Route, ScriptRoute
+from ..engine.world import lens_of
 from ..errors import LengthError, PresetError, PromptError
 from ..presets import Preset, get_preset
 from ..weights.keys import TEXT, VAE
@@ -78,7 +79,7 @@ def prepare(args: argparse.Namespace) -> Job:
     image = _image(args, layout)
     rule = args.translation_unit or route.unit
     unit, rule_name = route.translation_unit(rule)
-    fx, fy, cx, cy = route.intrinsics(image) or default_intrinsics(image.width, image.height).tolist()
+    fx, fy, cx, cy = route.intrinsics(image) or intrinsics_for(lens_of(layout), image.width, image.height)
     return Job(
         args=args,
         layout=layout,

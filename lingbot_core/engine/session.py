@@ -83,8 +83,8 @@ class WorldSession:
         preset: one, or its name; None takes the world's.
         negative_prompt: None takes the preset's. noise: 'seeded', or 'reference', which needs ``chunks``, the declared
         length. translation_unit: scene units per unit of the controls (camera.controls.translation_unit resolves
-        'clip', 'key' and percentiles). intrinsics: fx, fy, cx, cy in pixels of the session's picture; None: the
-        default of camera.intrinsics. rewind_depth: chunks that can be taken back without a replay. prompt_states,
+        'clip', 'key' and percentiles). intrinsics: fx, fy, cx, cy in pixels of the session's picture; None:
+        World.default_intrinsics. rewind_depth: chunks that can be taken back without a replay. prompt_states,
         negative_states: text states [L, text_dim] in place of the world's own text encoder.
         """
         preset = world.preset if preset is None else get_preset(preset) if isinstance(preset, str) else preset

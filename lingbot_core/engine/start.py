@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 
 from ..camera.controls import FirstDelta
-from ..camera.intrinsics import check_pixels, default_intrinsics
+from ..camera.intrinsics import check_pixels
 from ..errors import CameraError, LengthError, PresetError, SessionError
 from ..presets import Preset
 from .condition import Condition
@@ -65,7 +65,9 @@ def make_start(
         image=condition.digest,
         height=condition.height,
         width=condition.width,
-        intrinsics=check_intrinsics(intrinsics, condition.width, condition.height),
+        intrinsics=check_pixels(
+            world.default_intrinsics(condition.width, condition.height) if intrinsics is None else intrinsics
+        ),
         translation_unit=float(translation_unit),
         unit_rule=unit_rule,
         first_delta=first_delta,
@@ -92,8 +94,3 @@ def refuse_negative(preset: Preset) -> None:
             f"preset {preset.name}: a negative prompt has no effect at guidance 1; leave it empty, or use the preset "
             "v2-causal-pretrain"
         )
-
-
-def check_intrinsics(intrinsics: Sequence[float] | None, width: int, height: int) -> tuple[float, float, float, float]:
-    """fx, fy, cx, cy in pixels of a width x height picture; None takes the default."""
-    return check_pixels(default_intrinsics(width, height) if intrinsics is None else intrinsics)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..camera.controls import Controls, KeyMotion, to_controls
+from ..camera.intrinsics import check_pixels
 from ..camera.pose import check_poses
 from ..errors import CameraError
 from ..presets import Preset
 from .history import History
-from .start import check_intrinsics
 
 
 def next_controls(
@@ -31,7 +31,7 @@ def next_controls(
         first_delta=start.first_delta,
         carry=history.carry,
         prompt=prompt,
-        intrinsics=None if intrinsics is None else check_intrinsics(intrinsics, start.width, start.height),
+        intrinsics=None if intrinsics is None else check_pixels(intrinsics),
         actions=actions,
     )
     return controls

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import PromptError, WeightsError
+from ..camera.intrinsics import Lens, intrinsics_for
+from ..errors import CameraError, PromptError, WeightsError
 from ..models.dit import CausalWanDiT
 from ..models.text import Encoded, TextEncoder
 from ..models.vae import WanVAE
 from ..presets import Preset, get_preset
-from ..weights.layout import TINY, find_layout
+from ..weights.layout import TINY, Layout, find_layout
 from ..weights.load import Progress, fingerprint, load_dit, load_text, load_vae, stored_bytes
 from .condition import Condition, ImageCondition
 from .image import RESOLUTIONS, PreparedImage, prepare_image
@@ -28,8 +29,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class World:
     """Transformer, VAE and text encoder on a device.
 
-    preset: the recipe that the weights were made for. area: pixels of a picture at the model's own size.
-    cache_dtype: of keys and values. text: None when prompts come as text states only.
+    preset: the recipe that the weights were made for. area: pixels of a picture at the model's own size. lens: the
+    camera of the pictures it was made from, None where the model does not say. cache_dtype: of keys and values. text:
+    None when prompts come as text states only.
     """
 
     dit: CausalWanDiT
@@ -40,6 +42,7 @@ class World:
     cache_dtype: torch.dtype
     name: str = "world"
     area: int = RESOLUTIONS["480p"]
+    lens: Lens | None = None
     preset_reason: str = "given"
     fingerprint: str = field(default="")
 
@@ -97,8 +100,13 @@ class World:
             cache_dtype=kind,
             name=layout.name,
             area=layout.native_area or RESOLUTIONS["480p"],
+            lens=lens_of(layout),
             preset_reason="chosen by the user" if preset is not None else layout.preset_reason,
         )
+
+    def default_intrinsics(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """fx, fy, cx, cy in pixels of a picture whose camera nobody names."""
+        return intrinsics_for(self.lens, width, height)
 
     def condition(self, image: Any) -> Condition:
         """What sessions need of a start image; share it between sessions to encode it once.
@@ -150,6 +158,14 @@ class World:
     def encode_text(self, prompt: str) -> Tensor:
         """Text states [L, text_dim] of a prompt."""
         return self.encode_prompt(prompt).states
+
+
+def lens_of(layout: Layout) -> Lens | None:
+    """The camera that a model says its pictures have; WeightsError where it cannot be understood."""
+    try:
+        return Lens.from_mapping(layout.about["lens"]) if "lens" in layout.about else None
+    except CameraError as error:
+        raise WeightsError(f"{layout.name}: {error}") from None
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -7,7 +7,7 @@ from typing import Any
 
 import comfy.model_base
 
-from ...lingbot_core.engine.world import World
+from ...lingbot_core.engine.world import World, lens_of
 from ...lingbot_core.errors import WeightsError
 from ...lingbot_core.weights.load import fingerprint_of
 from .models import WorldModel, is_world_model
@@ -48,6 +48,7 @@ def host_world(model: Any, vae: Any, clip: Any = None) -> HostWorld:
         cache_dtype=compute,
         name=inside.world_name,
         area=inside.area,
+        lens=lens_of(inside.layout),
         preset_reason=inside.preset_reason,
         fingerprint=_fingerprint(model, inside, streaming),
     )

@@ -54,7 +54,7 @@ def test_training_resumes_and_becomes_a_world(tmp_path: Path) -> None:
     save_parts(vae_folder, "vae", vae.state_dict(), torch.float16, about={"dim": 8, "blocks": 1})
     recipe = DiTTraining(
         config=DiTConfig(dim=32, ffn_dim=48, num_layers=2, num_heads=2, freq_dim=32, text_dim=64, text_len=64),
-        window=2, chunks=2, clip_chunks=3, batch=4, lr=3e-3, warm_up=5, own_from=0.5, own_clips=4, own_every=5,
+        window=3, chunks=2, clip_chunks=3, batch=4, lr=3e-3, warm_up=5, own_from=0.5, own_clips=4, own_every=5,
         pool=12, refresh=10, refresh_clips=4,
     )  # fmt: skip
     prompts = Prompts(encoder(text), wordings=1, text_len=64)
@@ -71,15 +71,14 @@ def test_training_resumes_and_becomes_a_world(tmp_path: Path) -> None:
     loss = {name: [line["loss"] for line in lines(name) if line["what"] == "step"][-1] for name in "ab"}
     assert loss["b"] < loss["a"]
     assert last["skipped"] == 0
-    assert last["window"] == 6
+    assert last["window"] == 9
 
     world_folder = tmp_path / "world"
     about = write_world(vae_folder, tmp_path / "b", text, world_folder)
-    write_card(
-        world_folder, about, vae_log=tmp_path / "none", dit_log=tmp_path / "b" / "dit.jsonl", text_report={},
-        measured="D 97 %", card="CPU",
-    )  # fmt: skip
-    assert "D 97 %" in (world_folder / "README.md").read_text()
+    write_card(world_folder, about, logs=tmp_path / "b", measured="D 97 %", card="CPU")
+    card = (world_folder / "README.md").read_text()
+    assert "D 97 %" in card
+    assert "| transformer | 60 |" in card
     world = World.load(world_folder, device="cpu")
     assert world.preset.name == "tiny"
     assert world.dit.config == load_dit(tmp_path / "b")[1]

@@ -66,6 +66,13 @@ def loaded(tiny, monkeypatch) -> World:
 
 
 @pytest.fixture
+def noisy(untrained, monkeypatch) -> None:
+    """Whatever is loaded makes noise, whose video fills any small disk."""
+    world = World.load(untrained)
+    monkeypatch.setattr(World, "load", classmethod(lambda cls, model, **options: world))
+
+
+@pytest.fixture
 def unloaded(monkeypatch) -> None:
     """Whatever is tested must be known before any weights are read."""
 
@@ -288,8 +295,16 @@ def test_intrinsics_may_be_matrices_and_follow_the_picture(tmp_path, unloaded):
     assert cropped.intrinsics == pytest.approx((400 * 96 / 832, 300 * 55 / 480, 48, 240 * 55 / 480 - 3))
     padded = job("--intrinsics", matrix, "--size", "64x80", "--fit", "pad", camera=("--poses", poses))
     assert padded.intrinsics == pytest.approx((400 * 80 / 832, 300 * 46 / 480, 40, 240 * 46 / 480 + 9))
-    # Nobody stated any: 500 px at the size that is generated.
-    assert job(camera=("--poses", poses)).intrinsics == (500, 500, 40, 24)
+
+
+def test_without_intrinsics_the_lens_of_the_model_counts_and_then_the_servers_default(tmp_path, unloaded, untrained):
+    lens = json.loads((EMBEDDED_TINY / "world.json").read_text(encoding="utf-8"))["lens"]
+    side = 80 / lens["width"]
+    of_tiny = (lens["fx"] * side, lens["fy"] * side, lens["cx"] * side, lens["cy"] * side)
+    for camera in (("--poses", save(tmp_path / "poses.npy", line_path(9).poses)), ("--action-string", "w-8")):
+        assert job(camera=camera).intrinsics == pytest.approx(of_tiny)
+        # 500 px at the size that is generated.
+        assert job("--model", untrained, camera=camera).intrinsics == (500, 500, 40, 24)
 
 
 def test_a_portrait_picture_keeps_its_shape(tmp_path, unloaded):
@@ -668,8 +683,7 @@ def test_a_run_writes_what_the_library_makes_and_says_how(loaded, tmp_path, caps
     assert report["camera"]["poses_left_over"] == 244
     assert report["camera"]["step_statistics"]["maximum"] == pytest.approx(unit)
     assert report["model"]["name"] == "tiny"
-    assert report["model"]["trained"] is False
-    assert "random weights" in report["warnings"][0]
+    assert (report["model"]["trained"], report["warnings"]) == (True, [])
     assert report["prompts"] == [{"prompt": "A trail", "tokens": 8, "truncated": False}]
     assert report["image"]["source_size"] == [480, 832]
     assert report["image"]["fit"] == "stretch"
@@ -684,6 +698,15 @@ def test_a_run_writes_what_the_library_makes_and_says_how(loaded, tmp_path, caps
         "chunk 1/2: 9/21 frames",
         "chunk 2/2: 21/21 frames",
     ]
+
+
+def test_a_model_that_is_not_trained_is_reported(untrained, tmp_path, capsys):
+    output = tmp_path / "out.mp4"
+    assert main(words(output, "--model", untrained, camera=("--action-string", "w-8"))) == 0
+    report = report_of(output)
+    assert report["model"]["trained"] is False
+    assert "random weights" in report["warnings"][0]
+    assert "random weights" in capsys.readouterr().err
 
 
 def test_a_script_drives_the_session_chunk_by_chunk(loaded, tmp_path):
@@ -722,8 +745,10 @@ def test_empty_and_long_prompts_run_and_what_was_cut_off_is_reported(loaded, tmp
     report = report_of(output)
     (encoded,) = report["prompts"]
     assert encoded["truncated"] is truncated
-    assert (encoded["tokens"] > 512) is truncated
-    assert any(f"has {encoded['tokens']} tokens; only the first 512" in w for w in report["warnings"]) is truncated
+    most = loaded.dit.config.text_len
+    assert (encoded["tokens"] > most) is truncated
+    said = f"has {encoded['tokens']} tokens; only the first {most}"
+    assert any(said in warning for warning in report["warnings"]) is truncated
     assert probe(output).frames == 9
 
 
@@ -790,7 +815,7 @@ def test_the_report_of_the_video_before_goes_with_it(loaded, tmp_path, monkeypat
     assert report_of(output)["length"]["made"] == 21
 
 
-def test_a_disk_that_is_full_from_the_start_costs_no_earlier_video(loaded, tmp_path, capsys):
+def test_a_disk_that_is_full_from_the_start_costs_no_earlier_video(noisy, tmp_path, capsys):
     output = tmp_path / "out.mp4"
     assert main(words(output)) == 0
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -874,7 +899,7 @@ def test_a_failure_keeps_the_chunks_before_it(loaded, tmp_path, monkeypatch, cap
     assert "error: RuntimeError: the device fell off" in capsys.readouterr().err
 
 
-def test_a_full_disk_keeps_the_frames_that_fit(loaded, tmp_path, capsys):
+def test_a_full_disk_keeps_the_frames_that_fit(noisy, tmp_path, capsys):
     output = tmp_path / "out.mp4"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))

@@ -92,6 +92,10 @@ def test_only_lingbot_core_is_packaged_and_with_all_of_its_data():
     assert data <= packaged
 
 
+def test_the_embedded_weights_are_small():
+    assert sum(path.stat().st_size for path in (CORE / "assets").rglob("*.safetensors")) <= 25_000_000
+
+
 def test_core_never_imports_comfyui():
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"

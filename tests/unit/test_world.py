@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from lingbot_core.engine.condition import ImageCondition
-from lingbot_core.engine.image import prepare_image
+from lingbot_core.engine.image import prepare_image, read_image
 from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.world import World
 from lingbot_core.errors import AttentionError, InputFileError, PresetError, PromptError, WeightsError
 from lingbot_core.presets import PRESETS
 
+DAY = Path(__file__).resolve().parents[2] / "examples" / "tiny" / "day.png"
+
 
 @pytest.fixture(scope="module")
 def picture() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (96, 160, 3), dtype=np.uint8)
+    return read_image(DAY)
 
 
 def test_the_embedded_model_walks_from_a_picture_to_frames(tiny_world, picture):

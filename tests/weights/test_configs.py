@@ -24,6 +24,12 @@ def own(tmp_path):
     return shutil.copytree(EMBEDDED_TINY, tmp_path / "own")
 
 
+@pytest.fixture
+def bare(untrained, tmp_path):
+    """A model whose transformer has its numbers in config.json only, as published ones do."""
+    return shutil.copytree(untrained, tmp_path / "bare")
+
+
 def change(folder, **fields):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
@@ -106,14 +112,14 @@ def test_what_a_config_says_besides_does_not_matter(own):
         ("text_len", 512.0, "from 1 to 4096"),
     ],
 )
-def test_a_transformer_whose_config_is_absurd_is_refused_by_field(own, field, value, limits):
-    change(own / "transformer", **{field: value})
+def test_a_transformer_whose_config_is_absurd_is_refused_by_field(bare, field, value, limits):
+    change(bare / "transformer", **{field: value})
     with pytest.raises(WeightsError, match=rf"transformer.*: config says {field} = .* a whole number {limits}; get"):
-        dit(own)
+        dit(bare)
 
 
-def test_the_longest_text_and_an_absent_one_are_taken(own):
-    change(own / "transformer", text_len=4096)
-    assert dit(own).config.text_len == 4096
-    change(own / "transformer", text_len=None)
-    assert dit(own).config.text_len == 512
+def test_the_longest_text_and_an_absent_one_are_taken(bare):
+    change(bare / "transformer", text_len=4096)
+    assert dit(bare).config.text_len == 4096
+    change(bare / "transformer", text_len=None)
+    assert dit(bare).config.text_len == 512

@@ -76,15 +76,21 @@ def inspected(model: str, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_generate_makes_the_same_latents_size_and_warning_as_the_embedded_model(models, tmp_path):
+@pytest.mark.parametrize("trained", [True, False])
+def test_generate_makes_the_same_latents_size_and_warning_as_the_model_before(trained, models, untrained, tmp_path):
+    source: str | Path = "tiny"
+    if not trained:
+        source, models = untrained, tmp_path / "models"
+        assert main(["convert", str(source), str(models), "--dtype", "fp16"]) == 0
     Image.new("RGB", (96, 64), (90, 120, 60)).save(tmp_path / "image.png")
     made = {}
-    for name, model in (("tiny", "tiny"), ("folder", models)):
+    for name, model in (("tiny", source), ("folder", models)):
         options = ["--image", tmp_path / "image.png", "--output", tmp_path / f"{name}.mp4", "--device", "cpu"]
         options += ["--prompt", "a trail", "--action-string", "w-9", "--save-latents", tmp_path / name]
         assert main(["generate", "--model", str(model), *map(str, options)]) == 0
         made[name] = json.loads((tmp_path / f"{name}.json").read_text())
-    assert made["tiny"]["model"]["trained"] is False
+    assert made["tiny"]["model"]["trained"] is trained
+    assert any("random weights" in warning for warning in made["tiny"]["warnings"]) is not trained
     for key in ("preset", "warnings", "image", "length", "prompts"):
         assert made["folder"][key] == made["tiny"][key], key
     for key in ("name", "trained"):

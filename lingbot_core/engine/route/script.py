@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ...camera.controls import CameraCarry, Controls, FirstDelta, Intrinsics, KeyMotion, to_controls
+from ...camera.intrinsics import check_pixels
 from ...camera.keys import KeySteps, arrays_from_keys
 from ...camera.pose import Array
 from ...camera.units import step_statistics
 from ...errors import CameraError
 from ..events import ChunkEvent
 from ..image import PreparedImage
-from ..start import check_intrinsics
 from .base import Route, Steered, for_image, lay, lies_at
 
 
@@ -101,7 +101,7 @@ class ScriptRoute(Route):
                 first_delta=start.first_delta,
                 carry=carry,
                 prompt=prompt if here.prompt is None else here.prompt,
-                intrinsics=None if intrinsics is None else check_intrinsics(intrinsics, start.width, start.height),
+                intrinsics=None if intrinsics is None else check_pixels(intrinsics),
                 actions=actions,
             )
             prompt = None
