@@ -111,7 +111,7 @@ def write(path: Path, content: Any) -> None:
 
 
 def make_thumbnail(client: Client, name: str) -> None:
-    """Runs the workflow and keeps four of its frames, from the first to the last, as one picture."""
+    """Runs the workflow and keeps four of its frames as one picture: from first to last, or of both branches."""
     import av
     import numpy as np
     from PIL import Image
@@ -119,12 +119,17 @@ def make_thumbnail(client: Client, name: str) -> None:
     prompt = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         files = [client.download(item, Path(folder)) for item in files_of(client.run(prompt, timeout=300))]
-        rows = []
-        for file in sorted(files)[-2:]:
+        frames = {}
+        for file in sorted(files):
             with av.open(str(file)) as video:
-                frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
-            rows.append(np.hstack([frames[round(i * (len(frames) - 1) / 1)] for i in (0, 1)]))
-    picture = Image.fromarray(np.vstack(rows[:1] if name in ("image_to_world", "events") else rows))
+                frames[file] = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    *_, last = frames.values()
+    if name == "branch":
+        rows = [[video[len(video) // 2], video[-1]] for video in frames.values()]
+    else:
+        chosen = [last[round(place * (len(last) - 1) / 3)] for place in range(4)]
+        rows = [chosen[:2], chosen[2:]]
+    picture = Image.fromarray(np.vstack([np.hstack(row) for row in rows]))
     picture.save(WORKFLOWS / f"{name}.jpg", quality=88)
     print((WORKFLOWS / f"{name}.jpg").relative_to(ROOT))
 

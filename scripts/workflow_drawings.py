@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-PICTURE = "lingbot_snow_trail.jpg"
+PICTURE = "lingbot_tiny_day.png"
 """In examples/. LoadImage knows only files that lie in ComfyUI's input folder itself."""
-PROMPT = (
-    "A trail leads through deep snow along the foot of an immense wall of blue ice. Snow-laden firs line the right "
-    "side under a pale winter sun. The camera moves forward along the trail."
-)
+PROMPT = "a sunny day"
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,10 @@ class Drawing:
     groups: tuple[Group, ...]
 
 
-def model_and_start(prompt: str = PROMPT, *, clip: bool = False) -> tuple[Node, ...]:
-    """Model, prompt, picture, and the world that begins with them: the left half of every workflow."""
+def model_and_start(prompt: str = PROMPT, **more: str) -> tuple[Node, ...]:
+    """Model, prompt, picture, and the world that begins with them: the left half of every workflow. more: its links."""
     links = {"model": "model.MODEL", "vae": "model.VAE", "positive": "prompt.CONDITIONING"}
-    links |= {"start_image": "start.start_image"} | ({"clip": "model.CLIP"} if clip else {})
+    links |= {"start_image": "start.start_image", **more}
     return (
         Node("model", "LingBotLoadWorldFolder", (40, 80), {"folder": "tiny"}, title="Model", size=(340, 0)),
         Node("image", "LoadImage", (40, 420), {"image": PICTURE}, title="Start Picture", size=(340, 380)),
@@ -73,7 +70,7 @@ def note(at: tuple[int, int], text: str, size: tuple[int, int] = (340, 300)) -> 
 
 LEFT = (Group("Model and start", (20, 0, 1280, 840)),)
 ABOUT = (
-    "**Start picture**: drop one onto *Start Picture*, or copy *examples/lingbot_snow_trail.jpg* of this pack "
+    "**Start picture**: drop one onto *Start Picture*, or copy *examples/lingbot_tiny_day.png* of this pack "
     "into ComfyUI's *input* folder and press **R**.\n\n"
     "**Model**: *tiny* is embedded and runs anywhere. For a real world choose the folder of its weights in *Model*, "
     "and *480p* in *Start Image*.\n"
@@ -132,10 +129,10 @@ DRAWINGS = {
     ),
     "events": Drawing(
         (
-            *model_and_start(clip=True),
+            *model_and_start(clip="model.CLIP", controls="events.controls"),
             Node(
                 "events", "LingBotWorldEvents", (1380, 80),
-                {"script": "0: | w\n2: The sun has set, a clear night with many stars. | wl\n3: | w", "preset": "tiny"},
+                {"script": "0: | w\n1: an orange sunset | wl\n3: a moonlit night | wj\n4:", "preset": "tiny"},
                 title="Events", size=(360, 440),
             ),
             advance(
@@ -145,7 +142,8 @@ DRAWINGS = {
             note(
                 (40, 900),
                 "## Events\n\nA script says what happens in which chunk: a new prompt, other keys. What a row leaves "
-                "out stays as it is. *Start World* has the text encoder connected: prompts change.\n\n" + ABOUT,
+                "out stays as it is. *Start World* has the text encoder connected, for the prompts, and the script, "
+                "for its unit of movement.\n\n" + ABOUT,
             ),
         ),
         (*LEFT, Group("What happens", (1360, 0, 900, 1060), "#3f7e4e")),

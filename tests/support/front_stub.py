@@ -104,7 +104,7 @@ class FrontStub:
 
     async def _view(self, request: web.Request) -> web.StreamResponse:
         """The start picture, under whatever name a LoadImage node asks for it."""
-        return web.FileResponse(ROOT / "examples" / "03" / "image.jpg")
+        return web.FileResponse(ROOT / "examples" / "tiny" / "day.png")
 
     async def _get(self, request: web.Request) -> web.Response:
         path = request.match_info["path"].strip("/")

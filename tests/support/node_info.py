@@ -19,7 +19,7 @@ OBJECT_INFO = ROOT / "tests" / "browser" / "object_info.json"
 PAGES = ROOT / "js" / "docs"
 ENGLISH = ROOT / "locales" / "en" / "nodeDefs.json"
 PREFIX = "LingBot"
-START_PICTURE = "lingbot_snow_trail.jpg"
+START_PICTURE = "lingbot_tiny_day.png"
 CORE_NODES = ("CLIPTextEncode", "LoadImage", "SaveVideo")
 """Of ComfyUI itself, in the pack's workflows."""
 

@@ -169,6 +169,11 @@ def test_a_picture_that_the_server_lacks_is_sent_from_beside_the_workflow(queue,
     assert server.input_files == {"start.png": b"mine"}
 
 
+def test_the_start_picture_of_the_workflows_is_one_of_the_examples():
+    examples = SCRIPT.parents[1] / "examples"
+    assert (examples / "lingbot_tiny_day.png").read_bytes() == (examples / "tiny" / "day.png").read_bytes()
+
+
 def test_a_picture_of_the_packs_examples_is_sent_with_its_folder(queue, tmp_path):
     with QueueStub() as server:
         done = queue(server, file=write_workflow(tmp_path / "walk.json", "03/image.jpg"))
