@@ -57,10 +57,11 @@ def test_the_cache_is_bytes_of_keys_and_values_for_every_frame_that_is_remembere
     def cache(**inputs: Any) -> int:
         return part("nodes.host.estimate").forecast(model, **SIZE, **inputs).needed.kv_cache
 
+    window = model.model.preset.window
     assert cache(chunks=4, window=0) == 12 * frame
     assert cache(chunks=400, window=0) == 1200 * frame
-    assert cache(chunks=400) == cache(chunks=4) == 12 * frame
-    assert cache(chunks=4, window=9, sink=3) == 9 * frame
+    assert cache(chunks=400) == cache(chunks=4) == window * frame
+    assert cache(chunks=4, window=6, sink=3) == 6 * frame
     assert cache(chunks=4, preset="v2-causal-fast") == 18 * frame
 
 
@@ -70,8 +71,9 @@ def test_weights_of_another_dtype_are_counted_without_loading_them(model):
     assert sizes["bf16"] == 2 * sum(p.numel() for p in model.model.diffusion_model.parameters())
     for kind in ("bf16", "fp8_e4m3fn"):
         [loaded] = part("nodes.loading").LoadWorldModel.execute("tiny", kind, "auto").args
-        # The scales are a few bytes.
-        assert abs(sizes[kind] - (loaded.model_size() - schedule(loaded))) < 4096
+        # The scales, and what a layer notes of them, are some bytes for each matrix.
+        extra = loaded.model_size() - schedule(loaded) - sizes[kind]
+        assert 0 <= extra <= 256 * sum(p.ndim == 2 for p in model.model.diffusion_model.parameters())
     assert sizes["as loaded"] == model.model_size()
 
 

@@ -47,7 +47,8 @@ def tiny(pack: ModuleType) -> tuple[Any, Any, Any]:
 def encoder(pack: ModuleType) -> Any:
     """The library's own text encoder of the embedded model."""
     load, layout = part("lingbot_core.weights.load"), part("lingbot_core.weights.layout").find_layout("tiny")
-    return load.load_text(layout, max_tokens=512, device=torch.device("cpu"), dtype=torch.float32)
+    length = load.dit_config(layout.transformer.open(), layout.transformer.config).text_len
+    return load.load_text(layout, max_tokens=length, device=torch.device("cpu"), dtype=torch.float32)
 
 
 # Text
@@ -55,10 +56,11 @@ def encoder(pack: ModuleType) -> Any:
 
 @pytest.mark.parametrize("prompt", ["", "a harbour", "Ｆｕｌｌ &amp; 雾中的港口 \n 🙂", "x" * 2000])
 def test_cliptextencode_gives_the_states_of_the_library_and_zeros_after_them(tiny, encoder, prompt):
+    length = tiny[0].model.diffusion_model.config.text_len
     [conditioning] = nodes.CLIPTextEncode().encode(tiny[1], prompt)
     expected = encoder.encode(prompt).states
     [[states, about]] = conditioning
-    assert states.shape == (1, 512, encoder.dim)
+    assert states.shape == (1, length, encoder.dim)
     assert torch.equal(states[0, : len(expected)], expected)
     assert not states[0, len(expected) :].any()
     assert about["pooled_output"] is None
@@ -91,7 +93,7 @@ def test_a_clip_of_ours_can_be_cloned_moved_and_unloaded(tiny):
 def test_clip_as_a_worlds_text_encoder_counts_and_cuts_as_the_library_does(tiny, encoder):
     text = part("nodes.host.text").ClipText(tiny[1])
     assert text.dim == encoder.dim
-    for prompt in ("a harbour", "x" * 511):
+    for prompt in ("a harbour", "x" * 127):
         mine, theirs = text.encode(prompt), encoder.encode(prompt)
         assert torch.equal(mine.states, theirs.states)
         assert (mine.tokens, mine.truncated) == (theirs.tokens, theirs.truncated)
