@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,9 @@ POLL_SECONDS = 1.0
 
 SOON_SECONDS = 0.05
 """How soon they are asked after a run's last event, which comes shortly before its history; then ever more rarely."""
+
+SOCKET_SECONDS = 5.0
+"""How long the first run waits for the socket, so that its progress is seen from the beginning."""
 
 MISSES = 3
 """A run that is in neither of the two for so many questions in a row is lost."""
@@ -52,6 +56,9 @@ class Batch:
         self._started: dict[str, float] = {}
         self._uploaded: dict[Path, str] = {}
         self._wake = asyncio.Event()
+        self._listening = asyncio.Event()
+        # A quick server tells of a prompt before its answer about it has come.
+        self._early: deque[tuple[str, dict[str, Any]]] = deque(maxlen=1000)
 
     def interrupt(self) -> None:
         """Asks for the end; called in the event loop."""
@@ -62,6 +69,8 @@ class Batch:
         """Returns when every run has ended, or its end can no longer be learnt."""
         listening = asyncio.create_task(self._listen())
         try:
+            with suppress(TimeoutError):  # without the socket there is no progress, but all the rest
+                await asyncio.wait_for(self._listening.wait(), SOCKET_SECONDS)
             await self._submit_all()
             await self._follow()
             if self.stop.is_set():
@@ -89,6 +98,9 @@ class Batch:
                 if answer.get("node_errors"):  # ComfyUI runs the rest and leaves these outputs out
                     run.problems.extend(refusal_lines(answer, run.workflow))
                 self.console.line(f"queued {run.name} as {run.prompt_id}")
+                early, self._early = self._early, deque(maxlen=1000)
+                for event, data in early:
+                    self._show_event(event, data)
                 continue
             self._show_failure(run)
             if not self.keep_going:
@@ -226,6 +238,7 @@ class Batch:
                 if lost and self._living():
                     self.console.line("connected again")
                 lost = False
+                self._listening.set()
             else:
                 self._show_event(event, data)
 
@@ -233,10 +246,15 @@ class Batch:
         run = self._by_id.get(str(data.get("prompt_id")))
         if event == "progress_text":
             run = next((run for run in self._living() if run.state == "running"), None)
-            if run is not None:
+            if run is None:
+                self._early.append((event, data))
+            else:
                 self.console.progress(run.name, f"{self._node(run, data['node'])}: {data['text'].strip()}")
             return
-        if run is None or run.over:
+        if run is None:
+            self._early.append((event, data))
+            return
+        if run.over:
             return
         if event in ("execution_success", "execution_error", "execution_interrupted"):
             self._wake.set()
