@@ -31,8 +31,8 @@ class DecoderTraining:
     gradient: float = 0.5
     square: float = 2.0
     wobble: float = 0.05
-    frames: int = 17
-    batch: int = 24
+    frames: int = 57
+    batch: int = 7
     pool: int = 2048 * 17
     refresh: int = 200
     seed: int = 20260307

@@ -57,10 +57,10 @@ class DiTTraining:
     context_noise: float = 0.15
     from_start: float = 0.4
     own_from: float = 0.5
-    own: float = 0.7
+    own: float = 0.4
     own_clips: int = 384
     own_every: int = 80
-    free: float = 0.5
+    free: float = 0.0
     sigma_power: float = 0.0
     pool: int = 3584
     refresh: int = 300

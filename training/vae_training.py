@@ -49,7 +49,8 @@ class VAETraining:
     square: float = 2.0
     kl: float = 1e-4
     seed: int = 20260301
-    stages: tuple[Stage, ...] = (Stage(0.2, 1, 256), Stage(0.8, 9, 40), Stage(1.0, 17, 20))
+    # The last stage is as long as it takes latents to settle: what is trained on short clips drifts in long ones.
+    stages: tuple[Stage, ...] = (Stage(0.15, 1, 256), Stage(0.5, 9, 40), Stage(0.7, 17, 20), Stage(1.0, 57, 6))
     pool: int = 2048 * 17
     refresh: int = 400
     compiled: bool = True

@@ -62,7 +62,7 @@ def test_publishing_replaces_figures_and_sheets_and_nothing_else(tmp_path):
     publish.publish(evaluation, root)
     for path, change in ((publish.PAGE, publish.page), (publish.CARD, publish.card)):
         text = (root / path).read_text(encoding="utf-8")
-        assert "* VAE alone: 12.5 dB (must 29)" in text
+        assert "* VAE alone, whole walks: 12.5 dB (must 29)" in text
         assert change(text, EVALUATION) == read(path)
     assert cv2.imread(str(root / publish.FOLDER / "w.jpg")).shape == (40, 60, 3)
     assert json.loads((root / publish.FOLDER / "evaluation.json").read_text()) == worse
