@@ -131,12 +131,12 @@ DRAWINGS = {
         (
             *model_and_start(clip="model.CLIP", controls="events.controls"),
             Node(
-                "events", "LingBotWorldEvents", (1380, 80),
+                "events", "LingBotWorldEvents", (460, 940),
                 {"script": "0: | w\n1: an orange sunset | wl\n3: a moonlit night | wj\n4:", "preset": "tiny"},
-                title="Events", size=(360, 440),
+                title="Events", size=(380, 440),
             ),
             advance(
-                "walk", (1380, 600), "world", "Walk", controls="events.controls", length="all of the controls"
+                "walk", (1380, 80), "world", "Walk", controls="events.controls", length="all of the controls"
             ),
             save("save", (1820, 80), "walk", "events", "Save Video"),
             note(
@@ -146,6 +146,10 @@ DRAWINGS = {
                 "for its unit of movement.\n\n" + ABOUT,
             ),
         ),
-        (*LEFT, Group("What happens", (1360, 0, 900, 1060), "#3f7e4e")),
+        (
+            *LEFT,
+            Group("What happens", (440, 860, 420, 540), "#7e6b3f"),
+            Group("Walk", (1360, 0, 900, 840), "#3f7e4e"),
+        ),
     ),
 }  # fmt: skip
