@@ -5,10 +5,15 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from . import camera, loading, world
+from .host.example_picture import offer_example_picture
 
 
 class LingBotWorld(ComfyExtension):
     """All nodes of the pack."""
+
+    async def on_load(self) -> None:
+        """Once, before the server adds its routes."""
+        offer_example_picture()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """In the order of a graph: loading, camera, world."""
