@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACK = "lingbot_world_pack"
-KEYS = "w-4, wl-4"
+KEYS = "w"
 
 
 def load_pack() -> None:
