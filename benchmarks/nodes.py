@@ -30,9 +30,8 @@ def load_pack() -> None:
     if not (comfyui / "main.py").is_file():
         sys.exit(f"{comfyui} is no ComfyUI; set COMFYUI_DIR")
     sys.path[:] = [str(comfyui), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
-    from comfy.cli_args import args
-
     import torch
+    from comfy.cli_args import args
 
     args.cpu = not torch.cuda.is_available()
     spec = importlib.util.spec_from_file_location(PACK, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])

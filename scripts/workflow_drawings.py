@@ -70,8 +70,8 @@ def note(at: tuple[int, int], text: str, size: tuple[int, int] = (340, 300)) -> 
 
 LEFT = (Group("Model and start", (20, 0, 1280, 840)),)
 ABOUT = (
-    "**Start picture**: drop one onto *Start Picture*, or copy *examples/lingbot_tiny_day.png* of this pack "
-    "into ComfyUI's *input* folder and press **R**.\n\n"
+    "**Start picture**: drop one onto *Start Picture*; the pack put *lingbot_tiny_day.png* into ComfyUI's *input* "
+    "folder.\n\n"
     "**Model**: *tiny* is embedded and runs anywhere. For a real world choose the folder of its weights in *Model*, "
     "and *480p* in *Start Image*.\n"
 )

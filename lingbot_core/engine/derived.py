@@ -154,12 +154,13 @@ class Derived:
         twin.decoders.extend((at, state) for at, state in self.decoders if at < chunks)
         return twin
 
-    def release(self) -> None:
-        """Frees all that ``replay`` and ``decode_again`` make, and what the condition can encode again."""
+    def release(self, *, image: bool) -> None:
+        """Frees all that ``replay`` and ``decode_again`` make. image: also what the condition can encode again."""
         self.caches, self.decoder = [], DecoderState()
         self.decoders.clear()
         self.prompts.release()
-        self._condition.release()
+        if image:
+            self._condition.release()
 
     def clear(self) -> None:
         """Frees everything."""

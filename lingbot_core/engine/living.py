@@ -116,7 +116,8 @@ class Living:
                 return 0
             freed = session.cache_nbytes
             try:
-                session.release()
+                # The image may be other worlds', too; whoever made it knows when to free it.
+                session.release(image=False)
             except SessionBusyError:
                 return 0
             self._history, self._states, self.session = session.history, session.prompt_states, None

@@ -349,10 +349,11 @@ class WorldSession:
             twin._bring_up(cut=copied, decoder=decoder)
             return twin
 
-    def release(self) -> None:
+    def release(self, *, image: bool = True) -> None:
         """Frees the keys and values and the state of decoder and encoder; the history and the text states stay.
 
-        The next ``resume`` rebuilds all of it, bitwise. Raises SessionBusyError while the session is running.
+        image: also the latents of the start image, which other sessions may share: these then encode it again. The
+        next ``resume`` rebuilds all of it, bitwise. Raises SessionBusyError while the session is running.
         """
         if self._closed:
             return
@@ -360,7 +361,7 @@ class WorldSession:
             raise SessionBusyError("the session is running; release it when the chunk is finished or cancelled")
         try:
             self._stale = True
-            self._derived.release()
+            self._derived.release(image=image)
             self._noise = _noise_source(self._world, self._history.start, self._derived.latent_size)
         finally:
             self._lock.release()

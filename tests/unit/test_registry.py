@@ -223,6 +223,15 @@ def test_sleep_holds_neither_caches_nor_the_model(registry, small):
     assert [r for r in gone if r() is not None] == []
 
 
+def test_sleep_leaves_the_start_image_to_the_worlds_that_share_it(registry, small):
+    handle = begin(registry, small)
+    walk_on(registry, small, handle, 2)
+    encoded = small.condition.encoded
+    assert encoded
+    assert registry.free() > 0
+    assert small.condition.encoded == encoded
+
+
 def test_a_world_that_was_forgotten_is_rebuilt_from_any_of_its_handles(small, walks):
     expected = walks["window"].chunks
     first = Registry(idle_seconds=None)
