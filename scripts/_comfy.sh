@@ -103,37 +103,3 @@ get_chromium() {
     'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core' >/dev/null 2>&1
   command -v chromium
 }
-
-# start_comfyui COMFYUI LOG: starts a server with this pack alone in it, its folders in a temporary place, and sets
-# comfy_url. stop_comfyui ends it; call that from a trap.
-comfy_url="" comfy_pid="" comfy_base=""
-start_comfyui() {
-  local comfyui="$1" log="$2" port flags=() waited=0
-  comfy_base="$(mktemp -d)"
-  mkdir -p "$comfy_base"/{custom_nodes,input,output,models,user}
-  ln -s "$root" "$comfy_base/custom_nodes/lingbot-world"
-  port="$("$comfy_python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')"
-  nvidia-smi -L >/dev/null 2>&1 || flags=(--cpu)
-  # Without PYTHONDONTWRITEBYTECODE: every start would compile all of ComfyUI.
-  env -u PYTHONDONTWRITEBYTECODE "$comfy_python" "$comfyui/main.py" ${flags[@]+"${flags[@]}"} \
-    --listen 127.0.0.1 --port "$port" --base-directory "$comfy_base" --database-url sqlite:///:memory: \
-    --disable-auto-launch --disable-api-nodes >"$log" 2>&1 </dev/null &
-  comfy_pid=$!
-  comfy_url="http://127.0.0.1:$port"
-  until "$comfy_python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/system_stats", timeout=2)' \
-    "$comfy_url" >/dev/null 2>&1; do
-    if ! kill -0 "$comfy_pid" 2>/dev/null || ((waited++ > 240)); then
-      say "ComfyUI did not start; the end of $log:"
-      tail -n 15 "$log" >&2
-      return 1
-    fi
-    sleep 1
-  done
-}
-
-stop_comfyui() {
-  [[ -z "$comfy_pid" ]] || kill "$comfy_pid" 2>/dev/null || true
-  [[ -z "$comfy_pid" ]] || wait "$comfy_pid" 2>/dev/null || true
-  [[ -z "$comfy_base" ]] || rm -rf "$comfy_base"
-  comfy_pid="" comfy_base=""
-}

@@ -124,7 +124,7 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
                     drive.give_prompt(prompt, known)
                 if wish.prompt:
                     drive.set_prompt(wish.prompt)
-                for controls in route.controls(drive, image, act=act, begin=begin, chunks=count):  # type: ignore[arg-type]
+                for controls in route.controls(drive, image, act=act, begin=begin, chunks=count):
                     drive.advance(controls, on_step=run.progress.step, on_frames=run.take_new)
             finally:
                 room.settle(drive.living)
@@ -216,13 +216,11 @@ class _Run:
         """Frames for the outputs; returns them as uint8 [T, H, W, 3]."""
         frames = frames_to_uint8(chunk.frames)
         self.video.write(frames)
+        kept = chunk.frames if self._whole else chunk.frames[:, -1:]
+        count = kept.shape[1]
+        self.images[self._filled : self._filled + count] = kept.movedim(0, -1).add(1).div(2).to(self.images)
         if self._whole:
-            count = len(frames)
-            pixels = chunk.frames.movedim(0, -1).clamp(-1, 1).add(1).div(2)
-            self.images[self._filled : self._filled + count] = pixels.to(self.images)
             self._filled += count
-        else:
-            self.images[0] = chunk.frames[:, -1].movedim(0, -1).clamp(-1, 1).add(1).div(2).to(self.images)
         return frames
 
     def take_new(self, chunk: Chunk) -> None:

@@ -121,7 +121,7 @@ def _made_by(route: Route, history: History, image: PreparedImage, *, act: bool)
     """Whether a world's chunks so far are what this route gives from its beginning, bit for bit."""
     made = len(history)
     try:
-        would = list(islice(route.controls(_Place(history.first(0)), image, act=act, chunks=made), made))  # type: ignore[arg-type]
+        would = list(islice(route.controls(_Place(history.first(0)), image, act=act, chunks=made), made))
     except LingBotError:
         return False
     return [record.controls for record in history.chunks] == would

@@ -1,10 +1,11 @@
-"""A real ComfyUI on the CPU with this repository as one of its packs, for the time of a test run."""
+"""A real ComfyUI on the CPU with this repository as one of its packs, for the time of a test run or of a command."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -157,3 +158,29 @@ def make_server(python: str = sys.executable, *, helper_suite: bool = True) -> C
     if helper is not None:
         packs["ComfyUI-VideoHelperSuite"] = helper
     return ComfyServer(comfyui, packs, python=python)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``comfy_server.py LOG COMMAND ...``: runs a command beside a server that has this pack alone.
+
+    ``{url}`` in an argument becomes the server's address. Returns the command's exit code; the server's log is written
+    to LOG, also when it does not start.
+    """
+    log, *command = arguments
+    comfyui = find_comfyui()
+    if comfyui is None:
+        sys.exit("there is no ComfyUI; set COMFYUI_DIR")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended, too
+    try:
+        with ComfyServer(comfyui, {"lingbot-world": ROOT}) as server:
+            try:
+                return subprocess.run([part.replace("{url}", server.url) for part in command], check=False).returncode
+            finally:
+                Path(log).write_text(server.log(10_000), encoding="utf-8")
+    except RuntimeError as error:
+        Path(log).write_text(str(error), encoding="utf-8")
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
