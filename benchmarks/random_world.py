@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from lingbot_core.engine.world import World
 from lingbot_core.models.attention import sdpa
@@ -11,18 +10,7 @@ from lingbot_core.models.dit import CausalWanDiT, DiTConfig
 from lingbot_core.models.vae import VAEConfig, WanVAE
 from lingbot_core.presets import Preset
 
-
-def randomise(module: nn.Module) -> None:
-    """Small normal weights, zero biases, norms of one: finite through any depth."""
-    for name, parameter in module.named_parameters():
-        if name.endswith(("gamma", "norm_q.weight", "norm_k.weight", "norm3.weight")):
-            parameter.data.fill_(1)
-        elif parameter.ndim >= 2:
-            parameter.data.normal_(0, 0.014 if "modulation" in name else 0.02)
-            if "cam_scale_layer" in name or "cam_shift_layer" in name:
-                parameter.data.mul_(0.05)
-        else:
-            parameter.data.zero_()
+from .random_weights import randomise
 
 
 def random_world(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lingbot_core.models.dit import DiTConfig
 
-from .random_world import randomise
+from .random_weights import randomise
 
 
 def load_reference(folder: Path, config: DiTConfig, device: torch.device) -> nn.Module:

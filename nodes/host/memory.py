@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -112,6 +112,18 @@ def adopt_patcher(patcher: CachePatcher, owner: Living) -> None:
     if known is None or known.owner is not owner:
         patcher.bind(owner)
         _patchers[id(owner)] = patcher
+
+
+def make_room(needed: int, device: torch.device, keep: Sequence[Any]) -> None:
+    """Has ComfyUI unload other models until ``needed`` bytes are free on a GPU.
+
+    keep: patchers that stay loaded. Main memory is where models are unloaded to, so nothing is done for it.
+    """
+    management = comfy.model_management
+    if management.is_device_cpu(device):
+        return
+    kept = [loaded for loaded in management.current_loaded_models if any(loaded.model is one for one in keep)]
+    management.free_memory(needed + management.extra_reserved_memory(), device, keep_loaded=kept)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from ...lingbot_core.engine.memory import GIB, free_bytes
 from ...lingbot_core.engine.registry import Drive, Registry, WorldHandle
 from ...lingbot_core.engine.route import Route
 from ...lingbot_core.errors import LingBotError, MemoryPlanError
-from .memory import out_of_memory_explained
+from .memory import make_room, out_of_memory_explained
 from .progress import RunProgress, stop_if_cancelled
 from .source import HostRoom, WorldSource
 from .steering import Steering, chunks_wanted, require_length, still_route
@@ -89,6 +89,7 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
     node = None if wish.hidden is None else wish.hidden.unique_id
     run = _Run(
         handle,
+        room.patchers(WORLDS.living(handle)),
         frames=preset.frames(total) - (preset.frames(handle.chunks) if wish.output == OUTPUTS[0] else 0),
         whole_image=wish.whole_image,
         progress=RunProgress(node, count, preset.steps),
@@ -184,9 +185,14 @@ def _states(source: WorldSource, wish: Wish, route: Route) -> Mapping[str, Tenso
     return source.encode((*([wish.prompt] if wish.prompt else ()), *route.prompts))
 
 
-def _require_room(shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Raises MemoryPlanError when an IMAGE will not fit into memory."""
-    needed, free = math.prod(shape) * dtype.itemsize, free_bytes(device)
+def _require_room(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, keep: Sequence[Any]
+) -> None:
+    """Raises MemoryPlanError when an IMAGE will not fit into memory. keep: patchers of the world that makes it."""
+    needed = math.prod(shape) * dtype.itemsize
+    # With --gpu-only it lies on the GPU, where other models may be in its way.
+    make_room(needed, device, keep)
+    free = free_bytes(device)
     if free is not None and needed > free:
         raise MemoryPlanError(
             f"an IMAGE of {shape[0]} frames takes {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free: make fewer "
@@ -198,14 +204,21 @@ class _Run:
     """Where frames go as they are made: the file, the IMAGE, the preview."""
 
     def __init__(
-        self, handle: WorldHandle, *, frames: int, whole_image: bool, progress: RunProgress, tags: dict[str, str]
+        self,
+        handle: WorldHandle,
+        patchers: Sequence[Any],
+        *,
+        frames: int,
+        whole_image: bool,
+        progress: RunProgress,
+        tags: dict[str, str],
     ) -> None:
         start = handle.history.start
         about = json.dumps(handle.history.summary(), ensure_ascii=False)
         self.progress = progress
         device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
         shape = (frames if whole_image else 1, start.height, start.width, 3)
-        _require_room(shape, dtype, device)
+        _require_room(shape, dtype, device, patchers)
         self.images = torch.empty(shape, device=device, dtype=dtype)
         self.video = RunVideo(
             width=start.width, height=start.height, fps=start.fps, tags={**tags, "lingbot_world": about}

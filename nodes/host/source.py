@@ -111,6 +111,11 @@ class HostRoom:
         """Where the world runs."""
         return self.source.host.world.device
 
+    def patchers(self, living: Living | None) -> list[Any]:
+        """Of the models, of the start image and, where there is one, of the session."""
+        sessions = [] if living is None else [patcher_of(living, self.device)]
+        return [*self.source.host.patchers, patcher_of(self.source.picture.condition, self.device), *sessions]
+
     def ready(self, living: Living | None) -> tuple[World, Condition]:
         """Has ComfyUI load the models, and free what is needed for the session's caches beside them."""
         source, device = self.source, self.device

@@ -248,6 +248,35 @@ def test_an_image_that_will_not_fit_is_refused_before_it_is_made(graph, wg, monk
     assert (len(images), video.get_frame_count()) == (1, 45)
 
 
+@pytest.mark.parametrize("evictable", [True, False])
+def test_an_image_on_the_gpu_has_comfyui_unload_other_models_but_not_its_own_world(graph, wg, monkeypatch, evictable):
+    """The GPU is only named: what ComfyUI is asked, and what is read before and after, is what counts."""
+    _, _, world, _ = graph.advance(graph.start(), 1)
+    living, run = wg.worlds().living(world), wg.part("nodes.host.run")
+    free, asked = [1000], []
+
+    def free_memory(needed, device, keep_loaded=()):
+        asked.append((needed, device, [loaded.model for loaded in keep_loaded]))
+        free[0] = 10**9 if evictable else free[0]
+
+    monkeypatch.setattr(mm, "free_memory", free_memory)
+    monkeypatch.setattr(run, "free_bytes", lambda device: free[0])
+    room = wg.part("nodes.host.source").HostRoom(
+        world.source, world.history.start.preset, chunks=2, rewind_depth=0, noise="seeded"
+    )
+    gpu, shape = torch.device("cuda", 0), (12, 16, 32, 3)
+    if evictable:
+        run._require_room(shape, torch.float32, gpu, room.patchers(living))
+    else:
+        with pytest.raises(errors(wg, "MemoryPlanError"), match="IMAGE of 12 frames"):
+            run._require_room(shape, torch.float32, gpu, room.patchers(living))
+    [(needed, device, kept)] = asked
+    assert needed >= 12 * 16 * 32 * 3 * 4
+    assert device == gpu
+    assert graph.model in kept
+    assert {c.owner for c in loaded_caches(wg) if c in kept} == {living, world.source.picture.condition}
+
+
 @pytest.mark.parametrize("how", ["planned", "raised"])
 def test_a_picture_that_cannot_be_encoded_is_explained(graph, wg, monkeypatch, how):
     if how == "planned":
