@@ -31,5 +31,5 @@ def write_world(folder: Path, transformer: nn.Module, vae: nn.Module, *, tiny: P
     (folder / "transformer" / "config.json").write_text(json.dumps(about))
     for name in ("text_encoder", "tokenizer"):
         shutil.copytree(tiny / name, folder / name)
-    world = {"name": folder.name, "preset": preset, "native_area": area}
+    world = {"name": "random", "preset": preset, "native_area": area}
     (folder / "world.json").write_text(json.dumps(world))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..comfy_pack import has_cuda, load_comfyui, load_pack
+from ..stand_ins import stand_in, stand_in_for_writer
 from . import dynamic_vram
 from .report import ABSENT, FAILED, NotHereError, Report, run_part, table
 from .sizes import SIZES
@@ -58,6 +59,8 @@ def run(options: argparse.Namespace, names: list[str], base: Path) -> list[Repor
         vram_headroom=options.vram_headroom,
         disable_cuda_malloc=options.allocator == "native",
     )
+    if absent := stand_in():
+        print(json.dumps({"stand_ins": absent}), flush=True)
     try:
         rig = _rig(options, base, "mid" if gpu else "tiny")
     except NotHereError as error:
@@ -81,6 +84,7 @@ def _rig(options: argparse.Namespace, base: Path, size: str) -> Any:
     if options.dynamic:
         dynamic_vram.init_devices(options.vram_headroom)
     load_pack()
+    stand_in_for_writer()
     from .rig import Rig
 
     with torch.inference_mode():

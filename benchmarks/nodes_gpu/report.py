@@ -43,7 +43,7 @@ class Report:
 
 
 def run_part(name: str, function: Callable[[Report], None], clock: Callable[[], float]) -> Report:
-    """Runs a part; whatever it raises is in its report."""
+    """Runs a part; whatever it raises is in its report, and whole on stderr."""
     report, begin = Report(name), clock()
     try:
         function(report)
@@ -51,7 +51,7 @@ def run_part(name: str, function: Callable[[Report], None], clock: Callable[[], 
         report.status, report.why = ABSENT, str(error)
     except Exception as error:
         report.status, report.why = FAILED, f"{type(error).__name__}: {error}"
-        report.facts["traceback"] = traceback.format_exc().splitlines()[-12:]
+        traceback.print_exc()
     failed = [check for check, passed in report.checks.items() if not passed]
     if failed:
         report.status = FAILED

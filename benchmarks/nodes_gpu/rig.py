@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,14 +72,18 @@ class Rig:
             num_heads=size.heads,
             text_dim=TEXT_DIM,
         )
+        # Under its name only when it is whole: a run that was stopped meanwhile leaves nothing that the next one takes.
+        unfinished = self.folder.with_name(f".{self.folder.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
         write_world(
-            self.folder,
+            unfinished,
             models.CausalWanDiT(config, device=self.device, dtype=torch.bfloat16),
             vaes.WanVAE(vaes.VAEConfig(dim=size.vae_dim, num_res_blocks=size.vae_blocks), device=self.device),
             tiny=ROOT / "lingbot_core" / "assets" / "tiny",
             preset=size.preset,
             area=size.width * size.height,
         )
+        unfinished.rename(self.folder)
         self.empty()
 
     # Nodes
