@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lingbot_core.camera import PER_LATENT, PER_VIDEO, KeySteps
 
-from .scene import EYE, PERIOD
+from .scene import EYE, PERIOD, STRIDE
 from .styles import PHRASES, STYLES, palettes
 
 Array = NDArray[Any]
@@ -132,7 +132,7 @@ def walk_clips(
     count, latents = held.shape[:2]
     held = np.array(held, dtype=bool)
     steps = [PRESETS[p] for p in preset]
-    move = np.array([s.move for s in steps])
+    move = STRIDE * np.array([s.move for s in steps])
     pitch_step, yaw_step = (np.radians([getattr(s, name) for s in steps]) for name in ("pitch_deg", "yaw_deg"))
     substeps = np.array([s.steps_per_latent for s in steps])
     if limit_deg is None:

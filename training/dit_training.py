@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lingbot_core.models.dit import CausalWanDiT, DiTConfig
@@ -57,7 +58,7 @@ class DiTTraining:
     context_noise: float = 0.15
     from_start: float = 0.4
     own_from: float = 0.5
-    own: float = 0.4
+    own: float = 0.0
     own_clips: int = 384
     own_every: int = 80
     free: float = 0.0
@@ -256,17 +257,19 @@ def train_dit(
     plan: float | None = None,
     steps: int | None = None,
     resume: Path | None = None,
+    begin: Path | None = None,
     profile: bool = False,
     size: tuple[int, int] = (12, 20),
     chunk: int = 3,
     cache: Path | None = None,
-    save_every: float = 240.0,
+    save_every: float = 120.0,
 ) -> CausalWanDiT:
     """Trains for ``seconds`` (of a plan of so many in all), saves to ``out`` and returns the average in float32.
 
-    size: latent height and width. cache: a file that keeps the first pool for later runs on the same machine, made by
-    the same VAE. Files: dit_ema (to use and to go on from), dit_raw and dit_squares; they are also written every
-    ``save_every`` seconds.
+    resume: goes on with an unfinished run of this plan. begin: finished weights (a run's folder or a model folder) that
+    a new plan starts from. size: latent height and width. cache: a file that keeps the first pool for later runs on the
+    same machine, made by the same VAE. Files, also written every ``save_every`` seconds: dit_ema (to use and to go on
+    from), dit_raw and dit_squares.
     """
     log = Log(out / "dit.jsonl")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -274,7 +277,10 @@ def train_dit(
     preset = get_preset(recipe.preset)
     dit = CausalWanDiT(recipe.config)
     initialise(dit, recipe.seed)
+    if begin is not None:
+        dit.load_state_dict(finished_weights(begin))
     dit.to(device)
+    first = {name: t.clone() for name, t in dit.state_dict().items()}
     optimiser = Optimiser(
         dit, lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay, clip=recipe.clip, ema=recipe.ema
     )
@@ -309,6 +315,7 @@ def train_dit(
     log(
         "dit", recipe=asdict(recipe), parameters=sum(p.numel() for p in dit.parameters()), clips=len(pool.data),
         pool_seconds=schedule.elapsed, prompts=len(prompts.rows), resumed_at=resumed_at,
+        begun_with=None if begin is None else begin.name,
     )  # fmt: skip
 
     def save() -> dict[str, Any]:
@@ -335,7 +342,7 @@ def train_dit(
             difference = math.inf
         clear_grads(optimiser.parameters)
         if resume is None:
-            initialise(dit, recipe.seed)
+            dit.load_state_dict(first)
         else:
             optimiser.restore(raw, average, squares)
         log("compiled", gradient_difference=str(difference), seconds=schedule.elapsed)
@@ -357,7 +364,7 @@ def train_dit(
     log("begin", seconds=schedule.elapsed)
     while not schedule.over(step):
         progress = schedule.progress(step)
-        if progress >= recipe.own_from and (own == 0.0 or step % recipe.own_every == 0):
+        if recipe.own > 0 and progress >= recipe.own_from and (own == 0.0 or step % recipe.own_every == 0):
             if own == 0.0:
                 log("own contexts", step=step)
             own = recipe.own
@@ -450,6 +457,15 @@ def _make_step(
     except RuntimeError as error:
         log("no graph", error=str(error)[:300])
         return work
+
+
+def finished_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights that `train_dit` saved in ``folder``, or those of a model folder, in float32."""
+    if (folder / "dit_ema.0.safetensors").is_file():
+        tensors = load_parts(folder, "dit_ema")[0]
+    else:
+        tensors = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    return {name: t.float() for name, t in tensors.items()}
 
 
 def load_dit(folder: Path) -> tuple[dict[str, Tensor], DiTConfig, dict[str, Any]]:

@@ -1,9 +1,9 @@
 """One command for each part of the training.
 
     python -m training.run text --out DIR
-    python -m training.run vae --seconds 420 --out DIR [--resume DIR] [--plan SECONDS]
+    python -m training.run vae --seconds 420 --out DIR [--resume DIR | --begin DIR] [--plan SECONDS]
     python -m training.run decoder --seconds 420 --vae DIR --out DIR
-    python -m training.run dit --seconds 560 --vae DIR --text DIR --out DIR [--resume DIR] [--plan SECONDS]
+    python -m training.run dit --seconds 560 --vae DIR --text DIR --out DIR [--begin DIR]
     python -m training.run export --vae DIR --dit DIR --text DIR --out FOLDER [--figures evaluation.json]
     python -m training.run evaluate MODEL ... (see training/evaluate.py)
     python -m training.publish EVALUATION     (into the documents; see training/publish.py)
@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
         part.add_argument("--steps", type=int)
         if name != "decoder":
             part.add_argument("--plan", type=float, help="seconds of all runs together; the rates fall over these")
-            part.add_argument("--resume", type=Path)
+            start = part.add_mutually_exclusive_group()
+            start.add_argument("--resume", type=Path, help="folder of an unfinished run of the same plan")
+            start.add_argument("--begin", type=Path, help="finished weights that a new plan starts from")
             part.add_argument("--profile", action="store_true")
         part.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
         part.add_argument("--set", action="append", default=[], dest="changes", metavar="NAME=VALUE")
@@ -119,6 +121,7 @@ def main(arguments: list[str]) -> None:
         "plan": a.plan,
         "steps": a.steps,
         "resume": a.resume,
+        "begin": a.begin,
         "profile": a.profile,
     }
     if a.part == "vae":

@@ -1,7 +1,8 @@
 """A procedural world without an end: things on a flat torus, hidden at the wrap by fog.
 
 Axes are those of the cameras (+X right, +Y down, +Z forward), the ground is y = 0 and a camera stands at
-y = -``EYE``. Lengths are the units of the key steps. Everything is a function of integer seeds, on any device alike.
+y = -``EYE``. One unit of the key steps is ``STRIDE`` lengths here. Everything is a function of integer seeds, on any
+device alike.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 from .styles import CROWN, OBJECT_COLOURS, OBJECTS, TRUNK, palettes
 
 PERIOD = 12.0
+# A walking pace: a second of W (0.8 units) passes a little more than the height of the eyes.
+STRIDE = 0.65
 EYE = 0.45
 FOG_BEGIN, FOG_END = 2.6, 5.9
 NEAR = 0.03
@@ -23,7 +26,7 @@ NEAR = 0.03
 INTRINSICS = (502.9, 502.9, 416.0, 240.0)
 INTRINSICS_SIZE = (832, 480)
 
-TREES, BALLS, BOXES, PILLARS = 9, 7, 17, 7
+TREES, BALLS, BOXES, PILLARS = 7, 5, 8, 4
 ITEMS = TREES + BALLS + BOXES + PILLARS
 # Order of the primitives: spheres (crowns, balls), boxes, cylinders (trunks, pillars).
 SPHERE_COUNT, BOX_COUNT, CYLINDER_COUNT = TREES + BALLS, BOXES, TREES + PILLARS
@@ -153,7 +156,7 @@ def wrapped(offset: Tensor) -> Tensor:
     return offset - PERIOD * torch.round(offset / PERIOD)
 
 
-def clear_path(scenes: Scenes, c2w: Tensor, margin: float = 0.24) -> Scenes:
+def clear_path(scenes: Scenes, c2w: Tensor, margin: float = 0.5) -> Scenes:
     """Makes way for a camera path [B, T, 4, 4]: things near it shrink, and vanish where it goes through them."""
     path = c2w[:, :, :3, 3].to(scenes.centre)
     distance = torch.full(scenes.reach.shape, PERIOD, device=scenes.reach.device)

@@ -34,8 +34,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class VAETraining:
-    """Everything that decides the result. pool: video frames held as uint8; refresh: steps after which an eighth of
-    them is replaced."""
+    """Everything that decides the result. steady: weight of `unsteadiness`. pool: video frames held as uint8; refresh:
+    steps after which a piece of them is replaced."""
 
     dim: int = 16
     blocks: int = 1
@@ -48,11 +48,12 @@ class VAETraining:
     gradient: float = 0.5
     square: float = 2.0
     kl: float = 1e-4
+    steady: float = 0.02
     seed: int = 20260301
     # The last stage is as long as it takes latents to settle: what is trained on short clips drifts in long ones.
     stages: tuple[Stage, ...] = (Stage(0.15, 1, 256), Stage(0.5, 9, 40), Stage(0.7, 17, 20), Stage(1.0, 57, 6))
     pool: int = 2048 * 17
-    refresh: int = 400
+    refresh: int = 100
     compiled: bool = True
     graphs: bool = True
     stacked: bool | None = None
@@ -95,7 +96,17 @@ def losses(vae: WanVAE, video: Tensor, noise: Tensor, recipe: VAETraining, ways:
     error = decode_raw(vae, latents.to(video.dtype), ways).float() - video.float()
     loss, square = difference(error, recipe.gradient, recipe.square)
     divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
-    return loss + recipe.kl * divergence, square
+    return loss + recipe.kl * divergence + recipe.steady * unsteadiness(mean), square
+
+
+def unsteadiness(latents: Tensor) -> Tensor:
+    """How much mean and deviation of latents [B, t, h, w, 16] depend on their place in the clip; 0 if they do not.
+
+    A causal encoder's may go on growing for a dozen latent frames, each of which a transformer has to learn anew.
+    """
+    scaled = latents / latents.detach().std(dim=(0, 1, 2, 3)).clamp(min=1e-6)
+    mean, deviation = scaled.mean(dim=(0, 2, 3)), scaled.std(dim=(0, 2, 3))
+    return (mean - mean.mean(dim=0)).square().mean() + (deviation - deviation.mean(dim=0)).square().mean()
 
 
 def difference(error: Tensor, gradient: float, square: float) -> tuple[Tensor, Tensor]:
@@ -190,17 +201,22 @@ def train_vae(
     plan: float | None = None,
     steps: int | None = None,
     resume: Path | None = None,
+    begin: Path | None = None,
     profile: bool = False,
     statistics_clips: int = 512,
 ) -> WanVAE:
     """Trains for ``seconds`` (of a plan of so many in all), saves to ``out`` and returns the folded average in float32.
 
-    videos: unlimited training clips. Files: vae_ema, vae_raw and vae_squares to go on from, ``vae`` to use.
+    videos: unlimited training clips. resume: goes on with an unfinished run of this plan. begin: a finished VAE (a
+    run's folder or a model folder) that a new plan starts from. Files: vae_ema, vae_raw and vae_squares to go on from,
+    ``vae`` to use.
     """
     log = Log(out / "vae.jsonl")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     vae = WanVAE(recipe.config)
     initialise(vae, recipe.seed)
+    if begin is not None:
+        vae.load_state_dict(load_vae(begin, torch.device("cpu")).state_dict())
     vae.to(device)
     optimiser = Optimiser(
         vae, lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay, clip=recipe.clip, ema=recipe.ema
@@ -217,7 +233,8 @@ def train_vae(
     longest = max(stage.frames for stage in recipe.stages)
     pool = Pool(videos, max(1, recipe.pool // longest), longest, recipe.seed + 1000 * (step + 1))
     unseen = videos(16, longest, 7)
-    log("vae", recipe=asdict(recipe), parameters=sum(p.numel() for p in vae.parameters()), pool=list(pool.data.shape))
+    log("vae", recipe=asdict(recipe), parameters=sum(p.numel() for p in vae.parameters()), pool=list(pool.data.shape),
+        begun_with=None if begin is None else begin.name)  # fmt: skip
 
     probe = pictures(pool.sample(min(16, recipe.stages[-1].batch), longest, generator), dtype)
     ways = choose_ways(vae, probe, recipe, log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.world import World
 from lingbot_core.models.dit import DiTConfig
 from lingbot_core.models.vae import VAEConfig, WanVAE
-from training.dit_training import DiTTraining, load_dit, train_dit
+from training.dit_training import DiTTraining, finished_weights, load_dit, train_dit
 from training.export import write_card, write_world
 from training.files import save_parts
 from training.latents import fold_statistics
@@ -54,7 +55,7 @@ def test_training_resumes_and_becomes_a_world(tmp_path: Path) -> None:
     save_parts(vae_folder, "vae", vae.state_dict(), torch.float16, about={"dim": 8, "blocks": 1})
     recipe = DiTTraining(
         config=DiTConfig(dim=32, ffn_dim=48, num_layers=2, num_heads=2, freq_dim=32, text_dim=64, text_len=64),
-        window=3, chunks=2, clip_chunks=3, batch=4, lr=3e-3, warm_up=5, own_from=0.5, own_clips=4, own_every=5,
+        window=3, chunks=2, clip_chunks=3, batch=4, lr=3e-3, warm_up=5, own_from=0.5, own=0.4, own_clips=4, own_every=5,
         pool=12, refresh=10, refresh_clips=4,
     )  # fmt: skip
     prompts = Prompts(encoder(text), wordings=1, text_len=64)
@@ -79,6 +80,12 @@ def test_training_resumes_and_becomes_a_world(tmp_path: Path) -> None:
     card = (world_folder / "README.md").read_text()
     assert "D 97 %" in card
     assert "| transformer | 60 |" in card
+    # A new plan that changes nothing begins and ends with the finished weights.
+    still = replace(recipe, lr=0.0, own=0.0, own_from=0.0)
+    train_dit(walks, vae, prompts, tmp_path / "c", still, steps=1, begin=world_folder, **common)
+    assert not any(line["what"] == "own contexts" for line in lines("c"))
+    for name, weight in finished_weights(tmp_path / "c").items():
+        torch.testing.assert_close(weight, finished_weights(tmp_path / "b")[name], atol=2e-3, rtol=2e-3)
     world = World.load(world_folder, device="cpu")
     assert world.preset.name == "tiny"
     assert world.dit.config == load_dit(tmp_path / "b")[1]

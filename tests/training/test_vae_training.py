@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +13,15 @@ from lingbot_core.engine.image import prepare_image
 from lingbot_core.models.vae import LATENT_MEAN, LATENT_STD, VAEConfig, WanVAE
 from training.latents import encode_clips, encode_conditions, fold_statistics, pictures
 from training.vae_forward import Ways, decode_raw, encoder_span
-from training.vae_training import Stage, VAETraining, initialise, latent_statistics, load_vae, train_vae
+from training.vae_training import (
+    Stage,
+    VAETraining,
+    initialise,
+    latent_statistics,
+    load_vae,
+    train_vae,
+    unsteadiness,
+)
 
 SMALL = VAEConfig(dim=8, num_res_blocks=1)
 
@@ -105,3 +114,24 @@ def test_training_improves_resumes_and_stands_in_small_files(tmp_path: Path) -> 
         16,
     )
     assert max(p.stat().st_size for p in (tmp_path / "b").iterdir()) <= 15 * 2**20
+
+
+def test_a_new_plan_begins_with_finished_weights(tmp_path: Path) -> None:
+    recipe = VAETraining(dim=8, lr=0.0, stages=(Stage(1.0, 5, 2),), pool=8 * 5, compiled=False, graphs=False)
+    common = {"device": torch.device("cpu"), "seconds": 60.0, "statistics_clips": 8}
+    first = train_vae(videos, tmp_path / "a", recipe, steps=1, **common)
+    other = train_vae(videos, tmp_path / "b", replace(recipe, seed=5), steps=1, begin=tmp_path / "a", **common)
+    # Without a learning rate only the scale of the latents is measured anew.
+    picture = videos(1, 5, 8)[0]
+    a, b = (v.decode(v.encode(pictures(picture[None], torch.float32)[0].permute(3, 0, 1, 2))) for v in (first, other))
+    torch.testing.assert_close(a, b, atol=0.02, rtol=0)
+
+
+def test_latents_that_change_with_their_place_in_the_clip_are_unsteady() -> None:
+    latents = torch.randn(4, 6, 8, 8, 16, generator=torch.Generator().manual_seed(1))
+    growing = latents * torch.linspace(0.5, 1.5, 6).view(1, 6, 1, 1, 1)
+    drifting = latents + torch.linspace(-1, 1, 6).view(1, 6, 1, 1, 1)
+    assert unsteadiness(latents) < 0.02
+    assert unsteadiness(growing) > 0.1
+    assert unsteadiness(drifting) > 0.2
+    assert unsteadiness(latents[:, :1]) == 0
