@@ -65,6 +65,12 @@ class Living:
         return "asleep" if session is None else session.state
 
     @property
+    def world(self) -> World | None:
+        """The model that the session runs on; None while it sleeps."""
+        session = self.session
+        return None if session is None else session.world
+
+    @property
     def cache_nbytes(self) -> int:
         """Bytes that ``sleep`` gives back."""
         session = self.session

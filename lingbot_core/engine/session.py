@@ -162,6 +162,11 @@ class WorldSession:
         return "failed" if self._unfinished else "ready"
 
     @property
+    def world(self) -> World:
+        """The loaded model that this session runs on."""
+        return self._world
+
+    @property
     def history(self) -> History:
         """All finished chunks; frozen."""
         return self._history

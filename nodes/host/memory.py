@@ -20,6 +20,7 @@ from torch import nn
 
 from ...lingbot_core.engine.condition import ImageCondition
 from ...lingbot_core.engine.living import Living
+from ...lingbot_core.engine.world import World
 from ...lingbot_core.errors import MemoryPlanError
 
 
@@ -66,11 +67,11 @@ class CachePatcher(comfy.model_patcher.ModelPatcher):
         return 0
 
     def partially_unload(self, device_to: Any, memory_to_free: float = 0, force_patch_weights: bool = False) -> int:
-        """Frees everything; returns bytes, 0 while the session is running."""
-        return self._free()
+        """Nothing goes by parts: what asks for some is answered by `detach`, which ComfyUI calls next."""
+        return 0
 
     def detach(self, unpatch_all: bool = True) -> nn.Module:
-        """Called to unload it (unpatch_all), and to forget it, which frees nothing."""
+        """Called to unload it (unpatch_all), and to forget it, which frees nothing; nothing while the session runs."""
         if unpatch_all:
             self._free()
         return self.model
@@ -82,14 +83,24 @@ class CachePatcher(comfy.model_patcher.ModelPatcher):
     def unpatch_model(self, *args: Any, **kwargs: Any) -> None:
         """There are no weights."""
 
-    def _free(self) -> int:
-        before = self.model_size()
+    def _free(self) -> None:
         owner = self.owner
         if isinstance(owner, ImageCondition):
             owner.release()
         elif owner is not None:
+            self._keep_until_unloaded(owner.world)
             owner.sleep()
-        return before - self.model_size()
+
+    def _keep_until_unloaded(self, world: World | None) -> None:
+        """Keeps a model alive that maybe only this session referred to, until ComfyUI has finished unloading.
+
+        It walks by number through the list of loaded models, which a dying model leaves at once: the walk would meet
+        wrong models, or fail and end ComfyUI's prompt worker. What is on this list's own entry goes when the walk is
+        over and the entry is dropped.
+        """
+        for entry in comfy.model_management.current_loaded_models:
+            if entry.model is self:
+                entry.lingbot_world = world
 
 
 _patchers: dict[int, CachePatcher] = {}

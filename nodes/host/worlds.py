@@ -18,6 +18,15 @@ from .vae import vae_marks, world_vae
 _ADVICE = "connect the MODEL output of LingBotLoadWorldModel or LingBotLoadWorldFolder"
 
 
+@dataclass(frozen=True, eq=False)
+class PatchedWorld(World):
+    """A World that keeps the patchers of its models: while a session runs on it, ComfyUI can count and move them, even
+    when nothing else is left of the nodes that loaded them.
+    """
+
+    patchers: tuple[Any, ...] = ()
+
+
 @dataclass(frozen=True)
 class HostWorld:
     """world: what sessions run on. patchers: to be loaded by load_models_gpu before the engine does anything."""
@@ -39,7 +48,7 @@ def host_world(model: Any, vae: Any, clip: Any = None) -> HostWorld:
     dim = inside.diffusion_model.config.text_dim
     text = None if clip is None else ClipText(clip, dim=dim, resident=patchers)
     compute = model.get_model_object("manual_cast_dtype") or inside.get_dtype()
-    world = World(
+    world = PatchedWorld(
         dit=transformer_for(model),
         vae=streaming,
         text=text,
@@ -51,6 +60,7 @@ def host_world(model: Any, vae: Any, clip: Any = None) -> HostWorld:
         lens=lens_of(inside.layout),
         preset_reason=inside.preset_reason,
         fingerprint=_fingerprint(model, inside, streaming),
+        patchers=tuple(patchers),
     )
     return HostWorld(world, patchers)
 
