@@ -6,6 +6,7 @@ from comfy_api.latest import ComfyExtension, io
 
 from . import camera, loading, world
 from .host.example_picture import offer_example_picture
+from .host.templates import serve_workflows
 
 
 class LingBotWorld(ComfyExtension):
@@ -14,6 +15,7 @@ class LingBotWorld(ComfyExtension):
     async def on_load(self) -> None:
         """Once, before the server adds its routes."""
         offer_example_picture()
+        serve_workflows()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """In the order of a graph: loading, camera, world."""

@@ -14,7 +14,8 @@ MAX_KEY_TEXT = 1 << 20
 
 MAX_SPEED = 1000.0
 
-_COUNTED = re.compile(r"-\s*\d+\s*$")
+# Also counts that are refused later: who writes one means segments.
+_COUNTED = re.compile(r"-\s*[\d.]+\s*$")
 
 
 def key_segments(text: str) -> tuple[tuple[Keys, int], ...] | None:

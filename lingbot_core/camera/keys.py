@@ -7,6 +7,7 @@ ground plane. Diagonals are not normalised and opposite keys cancel.
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,8 @@ def parse_action_string(text: str) -> tuple[tuple[Keys, int], ...]:
         # Only plain digits: int() would also take signs, underscores and digits of other scripts.
         if not (digits.isascii() and digits.isdigit()) or len(digits) > 9 or int(digits) == 0:
             raise CameraError(f"{where}: {digits[:40]!r} is not a number of frames; use a whole number of at least 1")
+        if re.search(r"-\d", letters):
+            raise CameraError(f"{where}: a comma is missing; write one between segments, such as w-10, iw-15")
         try:
             segments.append((parse_keys(letters), int(digits)))
         except CameraError as error:

@@ -80,6 +80,11 @@ def dump_controls(record: ControlsRecord) -> str:
 
 def load_controls(text: str, *, name: str = "the record of controls") -> ControlsRecord:
     """Reads what :func:`dump_controls` made. Raises InputFileError naming the line for anything else."""
+    if text.strip() and "{" not in text:
+        raise InputFileError(
+            f"{name} is {_shown(text.strip())}, which is no record; paste the text that was written down, not the name "
+            "of its file"
+        )
     lines = _objects(text, name)
     head = next(lines, None)
     if head is None:
@@ -236,10 +241,12 @@ def _differences(one: StartRecord, other: StartRecord, skipped: set[str]) -> Ite
         mine, theirs = getattr(one.preset, field.name), getattr(other.preset, field.name)
         if field.name not in _NO_MATTER["preset"] and mine != theirs:
             yield f"preset.{field.name}", mine, theirs
-    for field in dataclasses.fields(StartRecord):
-        mine, theirs = getattr(one, field.name), getattr(other, field.name)
-        if field.name != "preset" and field.name not in skipped and mine != theirs:
-            yield field.name, mine, theirs
+    # Another size is another picture, too; the size says more than the picture's digest.
+    names = [field.name for field in dataclasses.fields(StartRecord)]
+    for name in sorted(names, key=lambda name: name not in ("height", "width")):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if name != "preset" and name not in skipped and mine != theirs:
+            yield name, mine, theirs
 
 
 def _shown(value: Any) -> str:

@@ -70,19 +70,19 @@ def plan_length(
     if length != "hold" and wish > poses:
         raise LengthError(
             f"{poses} poses for {wish} frames: ask for {valid_frames(poses)} frames or less, use a longer path, or "
-            "stand still at the last pose (length 'hold')"
+            "stand still at the last pose (hold)"
         )
     if num_frames is None and snap == "down" and poses < preset.frames(1):
         raise LengthError(
             f"a path of {poses} poses is shorter than one chunk of {preset.frames(1)} frames (preset {preset.name}, "
-            f"{preset.chunk} latent frames a chunk): use a longer path, or stand still at the last pose (length 'hold')"
+            f"{preset.chunk} latent frames a chunk): use a longer path, or stand still at the last pose (hold)"
         )
     chunks = preset.chunks_for(wish, snap=snap)
     frames = preset.frames(chunks)
     if length != "hold" and frames > poses:
         raise LengthError(
             f"{poses} poses for {frames} frames ({wish} snapped up to whole chunks): snap down, use a longer path, or "
-            "stand still at the last pose (length 'hold')"
+            "stand still at the last pose (hold)"
         )
     used = max(valid_frames(wish), frames) if length == "compress" else min(frames, poses)
     held = max(0, frames - poses)

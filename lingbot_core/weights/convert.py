@@ -6,6 +6,7 @@ it. One tensor at a time is in memory, in the dtype it is written in.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import hashlib
 import json
@@ -150,7 +151,7 @@ def plan(
         elif name == "text":
             planned = _plan_text(model, part, checkpoint, torch_dtype, notes)
         else:
-            planned = _plan_vae(model, checkpoint, torch_dtype)
+            planned = _plan_vae(model, checkpoint, torch_dtype, notes)
         path = target / FOLDERS[name] / f"{planned.name}.safetensors"
         files = [*part.files, *planned.extra_files]
         if any(os.path.realpath(path) == os.path.realpath(file) for file in files):
@@ -262,8 +263,14 @@ def _plan_text(model: _Model, part: Part, checkpoint: Checkpoint, dtype: torch.d
     return _Planned(f"{name}_{DTYPE_LABELS[dtype]}", tensors, metadata, () if found is None else (found[0],))
 
 
-def _plan_vae(model: _Model, checkpoint: Checkpoint, dtype: torch.dtype) -> _Planned:
+def _plan_vae(model: _Model, checkpoint: Checkpoint, dtype: torch.dtype, notes: list[str]) -> _Planned:
     config = vae_config(checkpoint)
+    # ComfyUI takes only the width of the first level from the file.
+    if config != dataclasses.replace(VAEConfig(), dim=config.dim):
+        notes.append(
+            "this VAE is not built like the Wan 2.1 VAE, and ComfyUI's VAELoader knows no other, so that VAELoader "
+            "cannot use it; LingBot World can"
+        )
     _require_fit(WanVAE(config, device="meta"), checkpoint)
     published = _trained(model) and config == VAEConfig()
     name = "wan_2.1_vae" if published else _other_name(vae_name(model.name), VAE_NAMES)

@@ -33,7 +33,7 @@ _DIFFUSERS_CONFIG = {"sink_size": 9, "num_frames_per_block": 3, "sliding_window_
 
 APACHE = "Apache-2.0 (LingBot-World v1, as published)"
 NON_COMMERCIAL = "CC BY-NC-SA 4.0: not for commercial use (LingBot-World v2, as published)"
-OWN = "Apache-2.0 (random weights of this package)"
+OWN = "Apache-2.0 (part of this pack)"
 UNKNOWN = (
     "unknown: the files do not say which release they are; v1 is Apache-2.0, v2 is CC BY-NC-SA 4.0 (not for commercial "
     "use)"

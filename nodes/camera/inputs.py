@@ -110,8 +110,9 @@ def rule_inputs() -> list[io.Input]:
             optional=True,
             advanced=True,
             tooltip="What a world that starts with these controls divides translations by. clip: the longest step of "
-            "the path; key: one held key over one latent frame; p95 and the like: a percentile of the steps, which one "
-            "bad pose cannot spoil; or a number. auto: clip for paths, key for keys.",
+            "the path; key: one held key over one latent frame (for keys as key_steps and speed say, for a camera path "
+            "0.2); p95 and the like: a percentile of the steps, which one bad pose cannot spoil; or a number. auto: "
+            "clip for paths, key for keys.",
         ),
         io.Combo.Input(
             "first_delta",

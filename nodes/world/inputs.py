@@ -218,8 +218,9 @@ def run_inputs() -> list[io.Input]:
             default="",
             optional=True,
             multiline=False,
-            tooltip="Keys instead of a camera: such as w-12, wj-8, none-4 (w a s d move, i j k l look; latent frames), "
-            "or one line for each chunk.",
+            tooltip="Keys instead of a camera: such as w-12, wj-8, none-4 (w a s d move, i j k l look; latent frames). "
+            "Keys without numbers (w, or w w wj for the latent frames of a chunk) are held for all chunks. Other keys "
+            "for each chunk, line by line, are written in LingBotControls.",
         ),
         io.String.Input(
             "prompt",

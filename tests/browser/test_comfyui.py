@@ -64,6 +64,22 @@ def test_a_workflow_runs_from_the_page_and_its_video_brings_it_back(
     screenshot(other, f"comfyui_dropped_{renderer}")
 
 
+def test_the_template_browser_shows_the_workflows_with_their_pictures_and_opens_them(server, open_page, screenshot):
+    page = open_page(server.url)
+    page.page.evaluate("() => window.app.extensionManager.command.execute('Comfy.BrowseTemplates')")
+    page.page.get_by_text("lingbot-world", exact=True).first.click()
+    # Where a picture is missing, the page shows a square of its own.
+    pictures = """() => [...document.querySelectorAll('[role=dialog] img')]
+        .filter(picture => picture.naturalWidth === 320 && picture.naturalHeight === 192)
+        .map(picture => picture.alt).sort()"""
+    names = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
+    page.wait_until(lambda: page.page.evaluate(pictures) == names, 20)
+    screenshot(page, "comfyui_templates")
+    page.page.get_by_text(names[0], exact=True).first.click()
+    workflow = json.loads((ROOT / "workflows" / f"{names[0]}.json").read_text(encoding="utf-8"))
+    page.wait_until(lambda: content(page.graph()) == content(workflow), 20)
+
+
 def test_help_pages_and_translations_are_served(server, open_page):
     page = open_page(server.url, locale="zh")
     for name, node in server.client.object_info().items():

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lingbot_core.cli import main
 from lingbot_core.models.text import build_umt5, load_umt5, umt5_config_from_shapes
-from lingbot_core.models.vae import WanVAE
+from lingbot_core.models.vae import VAEConfig, WanVAE
 from lingbot_core.weights import convert
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "data"
@@ -71,6 +71,20 @@ def test_the_vae_of_full_size_loads_in_vaeloader_and_codes_as_ours(models, tmp_p
     expected = ours.encode(picture.permute(3, 0, 1, 2) * 2 - 1)
     latent_format = comfy.latent_formats.Wan21()
     torch.testing.assert_close(latent_format.process_in(latents)[0], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dim_mult", [(1, 2, 4, 4), (1, 2, 2, 4)])
+def test_a_vae_that_vaeloader_cannot_load_is_told_when_it_is_converted(models, tmp_path, capsys, dim_mult):
+    weights = WanVAE(VAEConfig(dim=8, dim_mult=dim_mult)).state_dict()
+    save_file(weights, tmp_path / "small_vae.safetensors")
+    file = convert_to(models, tmp_path / "small_vae.safetensors", "--only", "vae")
+    told = "VAELoader cannot use it" in capsys.readouterr().err
+    try:
+        nodes.VAELoader().load_vae(file.name)
+    except RuntimeError:
+        assert told
+    else:
+        assert not told
 
 
 @pytest.fixture

@@ -98,6 +98,7 @@ def test_any_text_is_read_or_refused_with_a_camera_error(text):
         ("w-3,w", r"segment 2 \('w'\).*no number"),
         ("w-3,x-2", "segment 2 .*'x' is not a key"),
         ("w-0", "'0' is not a number"),
+        ("w-12 wj-8", "a comma is missing"),
         ("w--3,", "'-' is not a key"),
         ("w-1.5", "'1.5'"),
         ("w-+3", r"'\+3'"),

@@ -87,7 +87,7 @@ def test_a_replay_makes_the_same_world_bit_for_bit(small, walked, record, parts)
     assert dump_controls(ControlsRecord.of(session.history)) == dump_controls(record).replace(
         '"fps": 16.0', '"fps": 24.0'
     )
-    with pytest.raises(LengthError, match="have 3 in all: steer the world anew after its end"):
+    with pytest.raises(LengthError, match="have 3 in all: steer the world anew after its end, or"):
         route.controls(session, IMAGE, act=False, begin=3)
 
 
@@ -122,6 +122,12 @@ def test_each_difference_is_an_error_that_names_the_field(record, field):
         RecordedRoute(record).controls(Elsewhere(History(other)), IMAGE, act=False)
 
 
+def test_another_size_is_named_before_the_picture_that_it_makes_another_one(record):
+    other = dataclasses.replace(record.start, image="another", height=32, width=48)
+    with pytest.raises(HistoryError, match="recorded with height="):
+        record.require_same(other)
+
+
 def test_what_does_not_change_the_world_is_no_difference(record):
     same = dataclasses.replace(record.start.preset, name="my own", overridden=("window",))
     other = dataclasses.replace(record.start, preset=same, fps=24.0, unit_rule="clip", chunks=7)
@@ -142,6 +148,18 @@ def test_a_replay_goes_on_only_behind_the_recorded_chunks(walked, record):
     said = dataclasses.replace(two.chunks[1], prompt="Rain")
     with pytest.raises(HistoryError, match="chunk 1 of this world is not the recorded one"):
         route.controls(Elsewhere(dataclasses.replace(two, chunks=(two.chunks[0], said))), IMAGE, act=False, begin=2)
+
+
+@pytest.mark.parametrize("act", [False, True])
+def test_beyond_its_end_a_record_stands_still_where_one_chose_to(walked, record, act):
+    route = RecordedRoute(record).with_choices(stands_still=True)
+    *recorded, fourth, fifth = route.controls(Elsewhere(walked.history.first(0)), IMAGE, act=act, chunks=5)
+    assert tuple(recorded) == record.controls
+    for controls in (fourth, fifth):
+        np.testing.assert_allclose(controls.relative, np.tile(np.eye(4), (3, 1, 1)), atol=1e-12)
+        np.testing.assert_allclose(controls.pose_after, record.controls[-1].pose_after, atol=1e-12)
+        assert (controls.actions is not None) == act
+    assert list(route.controls(Elsewhere(walked.history), IMAGE, act=act, begin=3, chunks=2)) == [fourth, fifth]
 
 
 def test_runs_that_cannot_be_repeated_are_not_written_down(walked):
@@ -179,9 +197,10 @@ def change(text: str, line: int, **fields) -> str:
 NOT_RIGID = [[[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 2, 0], [0, 0, 0, 1]]] * 3
 DAMAGES = {
     "empty": (lambda t: " \n", "is empty"),
-    "no JSON": (lambda t: "a road", "line 1 is damaged"),
-    "not an object": (lambda t: "[1]", "line 1 is damaged: it must be a JSON object"),
-    "nested": (lambda t: "[" * 100_000, "line 1 is damaged"),
+    "no JSON": (lambda t: "a {road}", "line 1 is damaged"),
+    "a file's name": (lambda t: "records/walk_00001_.jsonl", "not the name of its file"),
+    "not an object": (lambda t: "[{}]", "line 1 is damaged: it must be a JSON object"),
+    "nested": (lambda t: "[" * 100_000 + "{", "line 1 is damaged"),
     "another file": (lambda t: '{"event_id": 1}', "line 1 is not the head of a record"),
     "newer": (lambda t: change(t, 0, version=2), "has version 2"),
     "no count": (lambda t: change(t, 0, chunks=True), "chunks=True must be a whole number"),

@@ -325,6 +325,8 @@ def test_speed_and_turn_change_what_a_key_does():
         ("w-3, q-2", r"segment 2 \('q-2'\): .*'q' is not a key"),
         ("w-3, j", r"segment 2 \('j'\): there is no number of frames"),
         ("w-1000000000", "not a number of frames"),
+        ("w-2.5", "'2.5' is not a number of frames"),
+        ("w-6 wj-3", "a comma is missing"),
         ("w-999999999", "fewer than 100000 are accepted"),
         ("w\n\nw x j", "keys, line 3: .*'x' is not a key"),
         ("w w", "keys, line 1: 2 entries for one chunk; write one for the whole chunk, or 3"),

@@ -116,4 +116,4 @@ def test_the_licence_follows_the_release(checkpoints, tmp_path):
     assert "CC BY-NC-SA 4.0" in find_layout(tmp_path / "v2").evidence.licence
     shutil.move(tmp_path / "v2" / "transformers", tmp_path / "v2" / "weights")
     assert find_layout(tmp_path / "v2" / "weights").evidence.licence.startswith("unknown")
-    assert "random weights" in find_layout("tiny").evidence.licence
+    assert find_layout("tiny").evidence.licence == "Apache-2.0 (part of this pack)"

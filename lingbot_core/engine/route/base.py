@@ -110,7 +110,7 @@ class Route(ABC):
             )
         return chunks or 1
 
-    _ways_out = "make them longer, or choose to stand still at the end (length 'hold')"
+    _ways_out = "make them longer, or choose to stand still at the end (hold)"
 
     def with_choices(
         self,

@@ -26,7 +26,7 @@ class VideoKeysRoute(Route):
     comes after 4 frames of keys already. No keys are held beyond its end.
     """
 
-    _ways_out = "hold keys for longer, or choose to stand still at the end (length 'hold')"
+    _ways_out = "hold keys for longer, or choose to stand still at the end (hold)"
 
     def __init__(self, source: str, frames: Sequence[Keys], chunks: int, *, chunk: int, steps: KeySteps) -> None:
         self.source, self.chunks, self.chunk, self.steps = source, chunks, chunk, steps

@@ -26,7 +26,7 @@ class PathRoute(Route):
     """
 
     steps = PER_VIDEO
-    _ways_out = "use a longer path, or choose to stand still at its last pose (length 'hold')"
+    _ways_out = "use a longer path, or choose to stand still at its last pose (hold)"
 
     def __init__(
         self,

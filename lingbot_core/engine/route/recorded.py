@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from ...camera.controls import Controls, Intrinsics
-from ...camera.keys import PER_LATENT
+from ...camera.controls import CameraCarry, Controls, Intrinsics, KeyMotion, to_controls
+from ...camera.keys import PER_LATENT, arrays_from_keys
 from ...errors import HistoryError
 from ..controls_file import ControlsRecord
 from ..image import PreparedImage
@@ -16,10 +17,13 @@ from .base import Route, Steered
 
 
 class RecordedRoute(Route):
-    """Controls as they were, for a session that is started as it was; anything else is refused by name."""
+    """Controls as they were, for a session that is started as it was; anything else is refused by name.
+
+    With ``stands_still`` the camera stays where the record left it for as long as one likes.
+    """
 
     steps = PER_LATENT
-    _ways_out = "steer the world anew after its end"
+    _ways_out = "steer the world anew after its end, or choose to stand still there (hold)"
 
     def __init__(self, record: ControlsRecord, *, source: str = "recorded controls") -> None:
         self.record, self.source = record, source
@@ -68,7 +72,25 @@ class RecordedRoute(Route):
                 raise HistoryError(
                     f"chunk {index} of this world is not the recorded one; replay the record from a new world"
                 )
-        return iter(self.record.controls[begin : begin + count])
+        rest = self.record.controls[begin : begin + count]
+        return chain(rest, self._standing_still(session, act=act, count=count - len(rest)))
+
+    def _standing_still(self, session: Steered, *, act: bool, count: int) -> Iterator[Controls]:
+        """Chunks after the end of the record, with the lens and the pose that it ended with."""
+        start, last = session.history.start, self.record.controls[-1]
+        nothing = ("",) * self.chunk
+        carry = CameraCarry(last.pose_after, self.chunks * self.chunk)
+        for _ in range(count):
+            controls, carry = to_controls(
+                KeyMotion(nothing, self.steps),
+                latents=self.chunk,
+                unit=start.translation_unit,
+                first_delta=start.first_delta,
+                carry=carry,
+                intrinsics=last.intrinsics,
+                actions=arrays_from_keys(nothing)[0] if act else None,
+            )
+            yield controls
 
     def describe(self) -> str:
         """See Route."""
