@@ -8,6 +8,7 @@ import torch
 
 from lingbot_core.camera import PER_VIDEO, CameraCarry, KeyMotion, to_controls, walk
 from training.clips import FADE_FRAMES, PRESETS, Clips, fades, held_states, sample_clips, walk_clips
+from training.scene import STRIDE
 from training.styles import PHRASES, STYLES, palettes, style_of
 
 
@@ -16,13 +17,20 @@ def clips() -> Clips:
     return sample_clips(3, 64, latents=9)
 
 
+def in_key_units(poses: np.ndarray) -> np.ndarray:
+    """Poses of a scene with lengths in units of the key steps."""
+    out = np.array(poses)
+    out[..., :3, 3] /= STRIDE
+    return out
+
+
 def test_controls_are_those_of_to_controls_for_the_same_keys(clips):
     assert clips.from_rest.any()
     assert not clips.from_rest.all()
     assert set(clips.preset) == {0, 1}
     for b in range(len(clips)):
         steps = PRESETS[clips.preset[b]]
-        carry = CameraCarry(clips.before[b], 0)
+        carry = CameraCarry(in_key_units(clips.before[b]), 0)
         for chunk in range(3):
             part = slice(3 * chunk, 3 * chunk + 3)
             controls, carry = to_controls(
@@ -33,7 +41,7 @@ def test_controls_are_those_of_to_controls_for_the_same_keys(clips):
                 carry=carry,
             )
             np.testing.assert_allclose(clips.relative[b, part], controls.relative, atol=1e-9)
-            np.testing.assert_allclose(clips.latent[b, part][-1], carry.pose, atol=1e-9)
+            np.testing.assert_allclose(in_key_units(clips.latent[b, part][-1]), carry.pose, atol=1e-9)
 
 
 def test_video_frames_pass_through_every_latent_and_step_evenly(clips):
@@ -41,9 +49,8 @@ def test_video_frames_pass_through_every_latent_and_step_evenly(clips):
     np.testing.assert_allclose(clips.c2w[:, 4::4], clips.latent[:, 1:], atol=1e-12)
     b = int(np.flatnonzero((clips.preset == 0) & ~clips.from_rest)[0])
     frames = [keys for keys in clips.keys(b)[1:] for _ in range(4)]
-    np.testing.assert_allclose(
-        clips.c2w[b, 1:], walk(clips.latent[b, 0], frames, PER_VIDEO, per_latent=False), atol=1e-9
-    )
+    walked = walk(in_key_units(clips.latent[b, 0]), frames, PER_VIDEO, per_latent=False)
+    np.testing.assert_allclose(in_key_units(clips.c2w[b, 1:].numpy()), walked, atol=1e-9)
 
 
 def test_a_first_press_from_rest_is_seen_within_the_first_latent_after_the_picture():
@@ -56,7 +63,7 @@ def test_a_first_press_from_rest_is_seen_within_the_first_latent_after_the_pictu
         [[""], [""]],
     )
     travelled = clips.c2w[:, :, 2, 3] - clips.c2w[:, :1, 2, 3]
-    np.testing.assert_allclose(travelled[0, :6], [0, 0.05, 0.1, 0.15, 0.2, 0.2], atol=1e-5)
+    np.testing.assert_allclose(travelled[0, :6] / STRIDE, [0, 0.05, 0.1, 0.15, 0.2, 0.2], atol=1e-5)
     np.testing.assert_allclose(travelled[1], 0, atol=1e-12)
     np.testing.assert_allclose(clips.relative[0, 0, :3, 3], [0, 0, 1], atol=1e-5)
 
