@@ -120,6 +120,18 @@ def _checked_tags(metadata: Mapping[str, str]) -> dict[str, str]:
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise VideoError(f"video metadata {key!r}: {value!r} must be text; convert it with str() or json.dumps()")
-        if not key or key in MUXER_KEYS or "\0" in key + value:
-            raise VideoError(f"video metadata cannot hold {key!r}; the name is empty, taken, or there is a NUL inside")
+        if not can_be_tag(key, value):
+            raise VideoError(
+                f"video metadata cannot hold {key!r}; the name is empty or taken, or there is a NUL or half a "
+                "surrogate pair inside"
+            )
     return dict(metadata)
+
+
+def can_be_tag(key: str, value: str) -> bool:
+    """Whether a video can carry a text under that name."""
+    try:
+        (key + value).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return bool(key) and key not in MUXER_KEYS and "\0" not in key + value

@@ -19,12 +19,12 @@ from ...lingbot_core.engine.image import frames_to_uint8
 from ...lingbot_core.engine.memory import GIB, free_bytes
 from ...lingbot_core.engine.registry import Drive, Registry, WorldHandle
 from ...lingbot_core.engine.route import Route
-from ...lingbot_core.errors import LingBotError, MemoryPlanError
+from ...lingbot_core.errors import LingBotError, MemoryPlanError, VideoError
 from .memory import make_room, out_of_memory_explained
 from .progress import RunProgress, stop_if_cancelled
 from .source import HostRoom, WorldSource
 from .steering import Steering, chunks_wanted, require_length, still_route
-from .video import RunVideo, workflow_tags
+from .video import VIDEOS, RunVideo, workflow_tags
 
 WORLDS = Registry()
 """All living worlds of this ComfyUI."""
@@ -36,6 +36,7 @@ OUTPUTS = ("new frames", "all frames")
 class Wish:
     """What a run is asked for. prompt: a new one, or ''. output: one of OUTPUTS. whole_image: IMAGE holds all frames of
     the output, else the last one. states: of a prompt given as CONDITIONING. hidden: the node's hidden inputs.
+    notes: for the report's warnings.
     """
 
     steering: Steering
@@ -47,6 +48,7 @@ class Wish:
     output: str = OUTPUTS[0]
     whole_image: bool = True
     hidden: Any = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +133,10 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
                 room.settle(drive.living)
         video = run.video.finish()
     except BaseException as error:
-        run.stop(error)
+        run.stop(error, kept=0 if drive is None else len(drive.living.history) - handle.chunks)
         raise
+    if node is not None:
+        VIDEOS.gave(str(node), run.video.path)
     report = {
         **about_world(drive.handle, source),
         "made": {
@@ -146,7 +150,7 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
         "length": length_text(wish, count, preset, start.fps, run.progress.frames_done),
         "controls": {"begins_at_chunk": begin, "text": route.describe(), **route.report()},
         "video": run.video.path,
-        "warnings": route.warnings(),
+        "warnings": [*wish.notes, *route.warnings()],
     }
     return Made(run.images, video, drive.handle, json.dumps(report, ensure_ascii=False, indent=2))
 
@@ -214,7 +218,7 @@ class _Run:
         tags: dict[str, str],
     ) -> None:
         start = handle.history.start
-        about = json.dumps(handle.history.summary(), ensure_ascii=False)
+        about = json.dumps(handle.history.summary())
         self.progress = progress
         device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
         shape = (frames if whole_image else 1, start.height, start.width, 3)
@@ -241,9 +245,16 @@ class _Run:
         self.progress.finish_chunk(self.take(chunk))
         stop_if_cancelled()
 
-    def stop(self, error: BaseException) -> None:
-        """The run ends early: closes the file and says where it is. Raises the error anew with that in its message."""
+    def stop(self, error: BaseException, *, kept: int) -> None:
+        """The run ends early: closes the file and says where it is. Raises the error anew with that in its message.
+
+        kept: chunks that the world has beyond the place where the run began.
+        """
         frames = self.video.keep()
+        if isinstance(error, VideoError):  # says itself what became of the file
+            if kept:
+                raise VideoError(f"{error}. The world keeps the {kept} new chunks: queue again to go on") from error
+            return
         if not frames:
             return
         where = f"{frames} finished frames are in {self.video.path}"

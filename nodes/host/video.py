@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 import uuid
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,23 +16,34 @@ import numpy as np
 from comfy.cli_args import args
 from comfy_api.latest import InputImpl
 
+from ...lingbot_core.engine.encoding import can_be_tag
 from ...lingbot_core.engine.video import VideoWriter
+from ...lingbot_core.errors import VideoError
 
 
 def workflow_tags(hidden: Any) -> dict[str, str]:
     """The tags from which ComfyUI restores a workflow when the file is dropped on the canvas; none if switched off.
 
-    hidden: a node's hidden inputs with prompt and extra_pnginfo, or None.
+    hidden: a node's hidden inputs with prompt and extra_pnginfo, or None. What other packs and clients put there and a
+    file cannot carry is left out: it is no reason not to make a world.
     """
     if args.disable_metadata or hidden is None:
         return {}
-    tags = dict(getattr(hidden, "extra_pnginfo", None) or {})
+    given = getattr(hidden, "extra_pnginfo", None)
+    tags = dict(given) if isinstance(given, dict) else {}
     if getattr(hidden, "prompt", None) is not None:
         tags["prompt"] = hidden.prompt
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in tags.items()}
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in tags.items()}
+    # As JSON, any text can be carried.
+    texts = {key: text if can_be_tag(key, text) else json.dumps(text) for key, text in texts.items()}
+    kept = {key: text for key, text in texts.items() if can_be_tag(key, text)}
+    if lost := sorted(repr(key)[:40] for key in texts.keys() - kept.keys()):
+        logging.warning("LingBot World: a video cannot carry these entries of the workflow: %s", ", ".join(lost))
+    return kept
 
 
 _WAITING = 2  # chunks that may wait to be encoded
+_REMEMBERED = 64  # files of a node
 
 
 class RunVideo:
@@ -42,7 +55,13 @@ class RunVideo:
 
     def __init__(self, *, width: int, height: int, fps: float, tags: dict[str, str]) -> None:
         folder = folder_paths.get_temp_directory()
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise VideoError(
+                f"ComfyUI's temp folder {folder} cannot be made: {error.strerror or error}; remove what is in its "
+                "place, or start ComfyUI with --temp-directory"
+            ) from error
         self.path = os.path.join(folder, f"lingbot_world_{uuid.uuid4().hex[:12]}.mp4")
         self._writer = VideoWriter(self.path, width=width, height=height, fps=fps, metadata=tags)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lingbot-video")
@@ -65,6 +84,8 @@ class RunVideo:
             self._waiting.popleft().result()
         self._thread.shutdown()
         self._writer.close()
+        if not os.path.isfile(self.path):
+            raise VideoError(f"{self.path} was removed while it was written; queue again")
         return InputImpl.VideoFromFile(self.path)
 
     def keep(self) -> int:
@@ -72,3 +93,34 @@ class RunVideo:
         self._thread.shutdown()  # what waits is written
         self._waiting.clear()
         return self._writer.abort()
+
+
+class GivenVideos:
+    """The files that each node's outputs name.
+
+    ComfyUI keeps outputs for as long as it likes, and whoever tidies the temp folder takes their files away: then the
+    node has to run again although its inputs are what they were.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._paths: dict[str, deque[str]] = {}
+        self._lost: dict[str, int] = {}
+
+    def gave(self, node: str, path: str) -> None:
+        """A node's output names that file."""
+        with self._lock:
+            self._paths.setdefault(node, deque(maxlen=_REMEMBERED)).append(path)
+
+    def lost(self, node: str) -> int:
+        """A number that changes when files of the node are gone."""
+        with self._lock:
+            paths = self._paths.get(node, deque())
+            for path in [path for path in paths if not os.path.isfile(path)]:
+                paths.remove(path)
+                self._lost[node] = self._lost.get(node, 0) + 1
+            return self._lost.get(node, 0)
+
+
+VIDEOS = GivenVideos()
+"""Of all nodes of this ComfyUI."""

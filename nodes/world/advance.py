@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ...lingbot_core.engine.registry import WorldHandle
 from ..host.run import Made, Wish, make_chunks
 from ..host.steering import Steering
+from ..host.video import VIDEOS
 from ..sockets import World, expect
 from .inputs import CATEGORY, chunks_input, run_inputs, steering_sockets
 
@@ -66,6 +67,11 @@ class LingBotAdvanceWorld(io.ComfyNode):
             outputs=run_outputs(),
             hidden=HIDDEN,
         )
+
+    @classmethod
+    def fingerprint_inputs(cls, **_: Any) -> int:
+        """Another number once a file of its videos is gone, so that it is written again."""
+        return VIDEOS.lost(str(cls.hidden.unique_id))
 
     @classmethod
     def execute(

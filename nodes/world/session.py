@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..host.source import WorldSource, shared_host
 from ..host.start_image import StartPicture, prepare_picture
 from ..host.steering import Steering
 from ..host.text import states_of
+from ..host.video import VIDEOS
 from ..sockets import StartImage, expect
 from .advance import HIDDEN, as_output, run_outputs, run_wish
 from .inputs import (
@@ -80,9 +82,10 @@ class LingBotWorldSession(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, name: Any = None, mode: Any = None, **_: Any) -> str:
-        """continue always runs; restart runs again once the world has gone on since, or was closed."""
+        """continue always runs; restart runs again once the world went on or was closed, or its file is gone."""
         if mode == MODES[0] and isinstance(name, str):
-            return f"restart after {NAMED.continued(name)}, {CLOSINGS.count(name, WORLDS.is_closed)}"
+            lost = VIDEOS.lost(str(cls.hidden.unique_id))
+            return f"restart after {NAMED.continued(name)}, {CLOSINGS.count(name, WORLDS.is_closed)}, {lost}"
         return f"continue {next(_revisions)}"
 
     @classmethod
@@ -122,6 +125,10 @@ class LingBotWorldSession(io.ComfyNode):
         elif known is not None and _was_cancelled(known, start_record(source, wish, steering.route)):
             handle = known.handle.from_source(source)
         else:
+            if mode == MODES[1]:
+                note = f"there was no world {name!r} to continue (worlds go with ComfyUI): it was begun"
+                logging.warning("LingBot World: %s", note)
+                run = replace(run, notes=(note,))
             handle = start_world(source, wish, steering.route)
             CLOSINGS.began(name, handle.session)
         NAMED.put(name, NamedWorld(handle, known.positive if known and mode == MODES[1] else name_of(positive)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import comfy.model_management as mm
 import pytest
 import torch
+from comfy_api.latest import io
 
 pytestmark = pytest.mark.usefixtures("wg")
 
@@ -20,7 +21,10 @@ def errors(wg, kind):
 
 
 def fingerprint(wg, **inputs):
-    return wg.node("LingBotWorldSession").fingerprint_inputs(**{"model": None, **inputs})
+    cls = wg.node("LingBotWorldSession")
+    cls.GET_SCHEMA()
+    asked = cls.PREPARE_CLASS_CLONE({"hidden_inputs": {io.Hidden.unique_id: "77"}})
+    return asked.fingerprint_inputs(**{"model": None, **inputs})
 
 
 @pytest.mark.parametrize("forgotten", ["nothing", "caches", "everything"])
@@ -40,10 +44,13 @@ def test_continue_is_one_long_run(graph, wg, name, forgotten):
     assert video.get_frame_count() == 12
 
 
-def test_continue_begins_a_world_that_is_not_there(graph, name):
+def test_continue_begins_a_world_that_is_not_there_and_says_so(graph, name):
     images, _, _, report = graph.session(name, "continue", 1)
     assert len(images) == 9
     assert report["chunks"] == 1
+    assert report["warnings"][0].startswith(f"there was no world {name!r} to continue")
+    _, _, _, report = graph.session(name, "continue", 1)
+    assert "no world" not in str(report["warnings"])
 
 
 def test_restart_begins_anew(graph, name):
