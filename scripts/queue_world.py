@@ -31,6 +31,8 @@ except ModuleNotFoundError as error:
     if error.name != "aiohttp":
         raise
     sys.exit("queue_world.py needs aiohttp, which ComfyUI's own Python has: pip install aiohttp")
+except KeyboardInterrupt:  # importing aiohttp takes a moment
+    sys.exit(130)
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -134,7 +134,7 @@ class Workflow:
         if setting.input in known or setting.input.split(".")[0] in offered:
             return
         close = get_close_matches(setting.input, sorted(known), n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = f"; did you mean {close[0]}?" if close else "."
         raise WorkflowError(
             f"{self.label(setting.node)} has no input {setting.input!r}{hint} It has {', '.join(sorted(known))}"
         )

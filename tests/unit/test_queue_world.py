@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import signal
@@ -113,6 +114,7 @@ def test_set_reaches_nodes_by_id_title_and_class_with_values_of_the_inputs_kind(
         ("Start.=7", "does not say node.input=value"),
         ("Nobody.seed=7", "no node 'Nobody' in walk.json; it has Load Image (node 1, LoadImage), World v1.0"),
         ("Start.sed=7", "has no input 'sed'; did you mean seed?"),
+        ("Start.quartz=7", "has no input 'quartz'. It has "),
         ("Start.seed=many", "seed of World v1.0 (node 2, Start) is a number, now 5; 'many' is not"),
         ("Start.seed=true", "is a number"),
         ("Start.strict=perhaps", "is true or false"),
@@ -378,6 +380,18 @@ def test_a_download_that_breaks_off_leaves_no_file_and_is_a_failure(queue, workf
     assert done.returncode == 1
     assert "cannot be downloaded: the server answered 404" in done.stderr
     assert made(workflow) == []
+
+
+def test_a_download_that_finds_no_room_says_where_the_file_still_is(queue, workflow, monkeypatch):
+    async def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("comfy_queue.server.Server.download", full)
+    with QueueStub(inputs=("start.png",)) as server:
+        done = queue(server)
+    assert (done.returncode, made(workflow)) == (1, [])
+    assert "walk__video.mp4 cannot be written: No space left on device; the server has it in its output" in done.stderr
+    assert "folder as a b/video.mp4" in done.stderr
 
 
 def test_another_kind_of_server_is_recognised(queue, tmp_path):
