@@ -25,12 +25,14 @@ try:
     from comfy_queue.console import Console
     from comfy_queue.follow import Batch, send_missing_files
     from comfy_queue.runs import Run, find_pictures, parse_seeds, plan_runs
-    from comfy_queue.server import Server, ServerGone
+    from comfy_queue.server import BadAddress, Server, ServerGone
     from comfy_queue.workflow import Workflow, WorkflowError
 except ModuleNotFoundError as error:
     if error.name != "aiohttp":
         raise
     sys.exit("queue_world.py needs aiohttp, which ComfyUI's own Python has: pip install aiohttp")
+except KeyboardInterrupt:  # importing aiohttp takes a moment
+    sys.exit(130)
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -66,10 +68,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--keep-going", action="store_true", help="go on submitting after a run that was refused")
     parser.add_argument(
-        "--patience", type=float, default=60.0, metavar="SECONDS",
+        "--patience", type=seconds, default=60.0, metavar="SECONDS",
         help="how long a server may be silent before it is given up (default: %(default).0f)",
     )  # fmt: skip
     return parser.parse_args(arguments)
+
+
+def seconds(text: str) -> float:
+    """A time to wait, for argparse."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
 
 
 async def prepare(
@@ -170,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     options, console = parse(arguments), Console()
     try:
         return asyncio.run(run(options, console))
-    except WorkflowError as error:
+    except (WorkflowError, BadAddress) as error:
         console.line(f"error: {error}")
         return 2
     except ServerGone as error:

@@ -191,8 +191,13 @@ class Batch:
                 await self.server.download(item, target)
                 run.files.append(target)
                 self.console.line(f"  {target}")
-            except (ServerGone, OSError) as error:
+            except ServerGone as error:
                 run.problems.append(str(error))
+            except OSError as error:
+                run.problems.append(
+                    f"{target} cannot be written: {error.strerror or error}; the server has it in its {item['type']} "
+                    f"folder as {'/'.join(filter(None, (item.get('subfolder'), item['filename'])))}"
+                )
 
     async def _cancel(self) -> None:
         """Takes this call's prompts back, and nobody else's."""

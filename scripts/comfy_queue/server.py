@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -18,6 +19,10 @@ TEXT_EVENT = 3
 
 class ServerGone(Exception):
     """No answer from the server, or none that ComfyUI would give."""
+
+
+class BadAddress(Exception):
+    """No server can have that address."""
 
 
 class Refused(Exception):
@@ -32,8 +37,7 @@ class Server:
     """An ``async with`` client; ``url`` may lack its scheme and may have a path, as behind a proxy."""
 
     def __init__(self, url: str, timeout: float = 30.0) -> None:
-        url = url if "://" in url else f"http://{url}"
-        self.url = url.rstrip("/")
+        self.url = _address(url)
         self.client_id = uuid.uuid4().hex
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
         self._session: aiohttp.ClientSession | None = None
@@ -163,6 +167,19 @@ class Server:
             yield "disconnected", {"error": problem}
             await asyncio.sleep(wait)
             wait = min(2 * wait, 10.0)
+
+
+def _address(text: str) -> str:
+    """A server's address, with its scheme; BadAddress for what is none."""
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an unclosed bracket, a port that is no number or too large
+        usable = False
+    if not usable or any(letter.isspace() for letter in url):
+        raise BadAddress(f"--server {text!r} is no address of a server, such as http://127.0.0.1:8188")
+    return url.rstrip("/")
 
 
 def _event(message: aiohttp.WSMessage) -> tuple[str, dict[str, Any]] | None:

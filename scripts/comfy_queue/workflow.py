@@ -36,7 +36,7 @@ class Workflow:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise WorkflowError(f"{path} cannot be read: {error.strerror or error}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WorkflowError(f"{path} is not JSON: {error}") from None
         if isinstance(data, dict) and isinstance(data.get("nodes"), list):
             raise WorkflowError(
@@ -90,7 +90,7 @@ class Workflow:
     def parse_setting(self, text: str) -> Setting:
         """``node.input=value``; titles and inputs may contain dots themselves, such as ``Save.format.codec=h264``."""
         target, equals, value = text.partition("=")
-        if not equals or "." not in target:
+        if not equals or "." not in target.removesuffix("."):
             raise WorkflowError(f"{text!r} does not say node.input=value, such as LingBotStartWorld.seed=7")
         dots = [index for index, letter in enumerate(target) if letter == "."]
         splits = [(target[:dot], target[dot + 1 :]) for dot in dots]
@@ -134,7 +134,7 @@ class Workflow:
         if setting.input in known or setting.input.split(".")[0] in offered:
             return
         close = get_close_matches(setting.input, sorted(known), n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = f"; did you mean {close[0]}?" if close else "."
         raise WorkflowError(
             f"{self.label(setting.node)} has no input {setting.input!r}{hint} It has {', '.join(sorted(known))}"
         )

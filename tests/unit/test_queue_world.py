@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import signal
@@ -110,8 +111,10 @@ def test_set_reaches_nodes_by_id_title_and_class_with_values_of_the_inputs_kind(
     ("setting", "message"),
     [
         ("seed=7", "does not say node.input=value"),
+        ("Start.=7", "does not say node.input=value"),
         ("Nobody.seed=7", "no node 'Nobody' in walk.json; it has Load Image (node 1, LoadImage), World v1.0"),
         ("Start.sed=7", "has no input 'sed'; did you mean seed?"),
+        ("Start.quartz=7", "has no input 'quartz'. It has "),
         ("Start.seed=many", "seed of World v1.0 (node 2, Start) is a number, now 5; 'many' is not"),
         ("Start.seed=true", "is a number"),
         ("Start.strict=perhaps", "is true or false"),
@@ -217,6 +220,7 @@ def test_wrong_options_are_refused_before_anything_is_queued(queue, arguments, m
         ("[]", "no workflow in API format"),
         ('{"1": {"inputs": {}}}', "no workflow in API format"),
         ("{", "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON", id="deep"),
     ],
 )
 def test_a_file_that_is_no_api_workflow_is_refused(queue, workflow, content, message):
@@ -326,6 +330,23 @@ def test_a_lost_socket_costs_only_progress(queue):
     assert server.connections > 1
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["", "http://", "ftp://127.0.0.1:8188", "http://127.0.0.1:99999", "127.0.0.1:http", "http://[::1", "a server"],
+)
+def test_what_is_no_address_is_refused(queue, address):
+    done = queue(address)
+    assert done.returncode == 2
+    assert f"--server {address!r} is no address of a server, such as http://127.0.0.1:8188" in done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+def test_patience_is_a_number_of_seconds(queue, capsys, seconds):
+    with pytest.raises(SystemExit, match="2"):
+        queue("http://127.0.0.1:9", f"--patience={seconds}")
+    assert f"argument --patience: invalid seconds value: '{seconds}'" in capsys.readouterr().err
+
+
 def test_no_server_is_one_line(queue):
     done = queue("http://127.0.0.1:9")
     assert done.returncode == 1
@@ -359,6 +380,18 @@ def test_a_download_that_breaks_off_leaves_no_file_and_is_a_failure(queue, workf
     assert done.returncode == 1
     assert "cannot be downloaded: the server answered 404" in done.stderr
     assert made(workflow) == []
+
+
+def test_a_download_that_finds_no_room_says_where_the_file_still_is(queue, workflow, monkeypatch):
+    async def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("comfy_queue.server.Server.download", full)
+    with QueueStub(inputs=("start.png",)) as server:
+        done = queue(server)
+    assert (done.returncode, made(workflow)) == (1, [])
+    assert "walk__video.mp4 cannot be written: No space left on device; the server has it in its output" in done.stderr
+    assert "folder as a b/video.mp4" in done.stderr
 
 
 def test_another_kind_of_server_is_recognised(queue, tmp_path):
