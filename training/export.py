@@ -194,9 +194,9 @@ sentences with known words and {_share(text_report, "new_words")} of those with 
 
 ## Limits
 
-Pictures are soft and lose detail with time; outlines tend to squares; what leaves the view does not come back as it was;
-things that were never in view are guessed, and few are. Photographs and other start pictures than those of the toy world
-turn into it within a few chunks.
+Pictures are soft and lose detail with time; outlines tend to squares; what leaves the view does not come back as it
+was; things that were never in view are guessed, and few are. Photographs and other start pictures than those of the
+toy world turn into it within a few chunks.
 """
     (target / "README.md").write_text(text, encoding="utf-8")
 
