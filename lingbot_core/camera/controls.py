@@ -96,7 +96,7 @@ class Controls:
         """Reads what :meth:`to_json` made, parsed or still as text; raises CameraError for anything else."""
         try:
             fields = json.loads(data) if isinstance(data, str | bytes) else data
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CameraError(f"controls are not valid JSON: {error}") from None
         if not isinstance(fields, Mapping):
             raise CameraError(f"controls are a JSON object, not {type(fields).__name__}")

@@ -79,7 +79,7 @@ class StoredRun:
             raise InputFileError(
                 f"--against {file} cannot be read: {error.strerror or error}; name a report.json"
             ) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputFileError(f"--against {file} is not JSON ({error}); name a report.json") from None
         settings = _settings(job)
         if not isinstance(report, dict) or (missing := [name for name in settings if name not in report]):

@@ -113,8 +113,12 @@ class VideoWriter:
         try:
             self._part.finish()
         except OSError as error:
-            kept = f"its {self._frames} frames are in {self._part.part}"
-            raise VideoError(f"{self.path} {reason(error)}; {kept}") from error
+            if os.path.exists(self._part.part):
+                kept = f"its {self._frames} frames are in {self._part.part}"
+                raise VideoError(f"{self.path} {reason(error)}; {kept}") from error
+        if not os.path.exists(self.path):
+            self._frames = 0
+            raise VideoError(f"{self.path} was removed while it was written; generate again")
         return self._frames
 
     def abort(self) -> int:

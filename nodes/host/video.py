@@ -84,8 +84,6 @@ class RunVideo:
             self._waiting.popleft().result()
         self._thread.shutdown()
         self._writer.close()
-        if not os.path.isfile(self.path):
-            raise VideoError(f"{self.path} was removed while it was written; queue again")
         return InputImpl.VideoFromFile(self.path)
 
     def keep(self) -> int:

@@ -110,7 +110,7 @@ class Workflow:
             return setting.text
         try:
             value = json.loads(setting.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = setting.text
         if isinstance(now, bool):
             value = {"true": True, "false": False}.get(str(value).lower(), value)

@@ -203,6 +203,7 @@ GOOD = Controls(line(0), np.eye(4)).to_json()
     ("data", "words"),
     [
         ("{", "not valid JSON"),
+        pytest.param("[" * 100_000, "not valid JSON", id="deep"),
         ("[]", "JSON object, not list"),
         ({"pose_after": GOOD["pose_after"]}, "lack the field 'relative'"),
         ({**GOOD, "speed": 1}, "no field 'speed'"),

@@ -118,6 +118,7 @@ def test_set_reaches_nodes_by_id_title_and_class_with_values_of_the_inputs_kind(
         ("Start.seed=many", "seed of World v1.0 (node 2, Start) is a number, now 5; 'many' is not"),
         ("Start.seed=true", "is a number"),
         ("Start.strict=perhaps", "is true or false"),
+        pytest.param("Start.seed=" + "[" * 100_000, "is a number", id="deep"),
     ],
 )
 def test_a_wrong_set_is_an_error_that_says_what_there_is(queue, setting, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 import resource
 import signal
@@ -310,6 +311,21 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path):
         file.write(noise(2))
     assert link.is_symlink()
     assert probe(real).frames == 2
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_file_that_was_removed_meanwhile_is_told(tmp_path, monkeypatch, published):
+    if not published:  # as on Windows, where it gets its name at the end
+        monkeypatch.setattr(
+            part_file.PartFile, "publish", lambda part: os.rename(part.part, tmp_path / "no" / "folder")
+        )
+    world = writer(tmp_path / "world.mp4")
+    world.write(noise(4))
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with pytest.raises(VideoError, match=r"world\.mp4 was removed while it was written; generate again"):
+        world.close()
+    assert (world.frames, world.close()) == (0, 0)
 
 
 def test_a_name_that_cannot_be_given_leaves_the_frames_in_the_part_file(tmp_path):
