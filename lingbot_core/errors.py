@@ -6,14 +6,20 @@ Every error names the thing that is wrong and what to do about it in its message
 
 from __future__ import annotations
 
+from .encodable import as_text
+
 
 class LingBotError(Exception):
     """Base of every error this package raises on purpose.
 
-    ``code`` is stable across releases and is what protocols send.
+    ``code`` is stable across releases and is what protocols send. The message can be written anywhere, whatever it
+    quotes: a log that cannot write it would fail in place of what went wrong.
     """
 
     code = "internal"
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(as_text(str(message)))
 
 
 class InputFileError(LingBotError):

@@ -7,10 +7,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ..encodable import as_text
 from ..engine.history import StartRecord
 from ..engine.session import Chunk
 from ..errors import InputFileError
-from .report import as_text
 
 PATTERN = "chunk_[0-9][0-9][0-9][0-9]*.safetensors"
 OURS = {"chunk", "preset", "seed", "noise", "model"}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..camera.units import step_statistics
+from ..encodable import as_text
 from ..engine.history import History
 from ..engine.part_file import PartFile
 from ..engine.world import World
@@ -88,11 +89,6 @@ def reserved_size(chunks: int) -> int:
 def versions() -> dict[str, str]:
     """The versions that decide about results."""
     return {"lingbot_world": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
-def as_text(name: str) -> str:
-    """A name that may hold bytes that are no UTF-8, which become escapes."""
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def video_tags(job: Job) -> dict[str, str]:

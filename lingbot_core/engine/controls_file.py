@@ -15,6 +15,7 @@ from typing import Any
 
 from ..camera.controls import Controls
 from ..camera.pose import check_poses
+from ..encodable import as_text
 from ..errors import HistoryError, InputFileError, LingBotError
 from ..presets import LabelSteps, Preset, Selection, TableSteps, UniPCSteps
 from .history import History, StartRecord
@@ -75,7 +76,7 @@ def dump_controls(record: ControlsRecord) -> str:
     head = {"format": FORMAT, "version": VERSION, "chunks": len(record.controls), "start": start}
     chunks = ({"chunk": index, **controls.to_json()} for index, controls in enumerate(record.controls))
     lines = [json.dumps(line, allow_nan=False, ensure_ascii=False) for line in (head, *chunks)]
-    return "\n".join(lines) + "\n"
+    return as_text("\n".join(lines) + "\n")
 
 
 def load_controls(text: str, *, name: str = "the record of controls") -> ControlsRecord:

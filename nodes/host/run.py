@@ -14,6 +14,7 @@ import comfy.model_management
 import torch
 from torch import Tensor
 
+from ...lingbot_core.encodable import as_text
 from ...lingbot_core.engine.chunk import Chunk
 from ...lingbot_core.engine.image import frames_to_uint8
 from ...lingbot_core.engine.memory import GIB, free_bytes
@@ -152,7 +153,12 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
         "video": run.video.path,
         "warnings": [*wish.notes, *route.warnings()],
     }
-    return Made(run.images, video, drive.handle, json.dumps(report, ensure_ascii=False, indent=2))
+    return Made(run.images, video, drive.handle, as_json(report))
+
+
+def as_json(report: dict[str, Any]) -> str:
+    """A report as text for people."""
+    return as_text(json.dumps(report, ensure_ascii=False, indent=2))
 
 
 def about_world(handle: WorldHandle, source: WorldSource) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 
 import folder_paths
 
+from ...lingbot_core.encodable import as_text
 from ...lingbot_core.errors import InputFileError
 
 
@@ -15,6 +16,7 @@ def save_text(text: str, prefix: str, suffix: str) -> str:
     Raises InputFileError for a prefix that leads out of the folder, and for a file that cannot be written.
     """
     root = folder_paths.get_output_directory()
+    prefix = as_text(prefix)
     if "\0" in prefix:
         raise InputFileError(f"the file name {prefix[:80]!r} holds a NUL character; remove it")
     try:
@@ -28,7 +30,7 @@ def save_text(text: str, prefix: str, suffix: str) -> str:
         try:
             with open(path, "x", encoding="utf-8", newline="\n") as file:
                 opened = True
-                file.write(text)
+                file.write(as_text(text))
             return path
         except FileExistsError:  # another run was faster
             number += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from comfy_api.latest import io, ui
 from ...lingbot_core.engine.registry import WorldHandle
 from ...lingbot_core.errors import LengthError
 from ...lingbot_core.models.vae import LATENT_MEAN, LATENT_STD
-from ..host.run import WORLDS, about_world
+from ..host.run import WORLDS, about_world, as_json
 from ..sockets import World, expect
 from .inputs import CATEGORY
 
@@ -84,9 +83,7 @@ class LingBotWorldInfo(io.ComfyNode):
     def execute(cls, world: Any) -> io.NodeOutput:
         handle = expect(world, WorldHandle, "WORLD", MADE_BY)
         info = WORLDS.info(handle)
-        text = json.dumps(
-            {**dataclasses.asdict(info), "world": about_world(handle, handle.source)}, ensure_ascii=False, indent=2
-        )
+        text = as_json({**dataclasses.asdict(info), "world": about_world(handle, handle.source)})
         held = info.cache_bytes + info.history_bytes
         return io.NodeOutput(info.state, info.chunks, info.frames, info.seconds, held, text, ui=ui.PreviewText(text))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from comfy_api.latest import io
 
 from ..host.begin import choose_preset, start_world
 from ..host.named import Closings
-from ..host.run import WORLDS, about_world
+from ..host.run import WORLDS, about_world, as_json
 from ..host.source import WorldSource, shared_host
 from ..host.start_image import StartPicture, describe_picture, encode_picture, prepare_picture
 from ..host.steering import Steering
@@ -126,4 +125,4 @@ class LingBotStartWorld(io.ComfyNode):
         handle = start_world(source, wish, steering.route)
         if cls.hidden is not None and cls.hidden.unique_id is not None:
             CLOSINGS.began(str(cls.hidden.unique_id), handle.session)
-        return io.NodeOutput(handle, json.dumps(about_world(handle, source), ensure_ascii=False, indent=2))
+        return io.NodeOutput(handle, as_json(about_world(handle, source)))

@@ -427,6 +427,15 @@ def test_files_outside_the_output_folder_are_not_written(camera, history, error,
     assert [path.name for path in tmp_path.rglob("*")] == ["output"]
 
 
+def test_a_record_of_any_prompt_is_saved_and_comes_back(camera, history, core, tmp_path, monkeypatch):
+    replace = importlib.import_module("dataclasses").replace
+    half = replace(history, start=replace(history.start, prompt="half \ud83d"))
+    monkeypatch.setattr(folder_paths, "output_directory", str(tmp_path))
+    _, text, file = call(camera.LingBotControlsRecord, world=Handle(half), filename_prefix="half \ud83d")
+    assert Path(file).read_bytes() == text.encode()
+    assert core("engine.controls_file").load_controls(text).start.prompt == "half \ud83d"
+
+
 # Through ComfyUI's own checks
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from comfy_client import problems
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,3 +28,12 @@ def test_every_template_that_comfyui_lists_is_served_with_its_picture(client):
         assert client.call(f"/api/workflow_templates/lingbot-world/{name}.json")["nodes"]
         picture = client.call(f"/api/workflow_templates/lingbot-world/{name}.jpg")
         assert picture == (ROOT / "workflows" / f"{name}.jpg").read_bytes()
+
+
+def test_an_error_that_quotes_half_a_character_does_not_end_the_server(client):
+    """ComfyUI's log cannot write it, and a failing log ends the thread that runs prompts."""
+    camera = {"1": {"class_type": "LingBotCameraLoad", "inputs": {"file": "(path below)", "path": "/half \ud83d"}}}
+    shown = {"2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 2]}}}
+    entry = client.wait(client.queue({**camera, **shown}), 30)
+    assert r"/half \ud83d" in problems(entry)
+    assert client.run({"1": {"class_type": "SecondPackEcho", "inputs": {"text": "still here"}}})

@@ -99,7 +99,15 @@ def test_pickles_are_never_loaded(folder):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"1 0 0 0", b"PK\x03\x04archive", b"\x93NUMPY\x01\x00\xff\xff{", b"\x93NUMPY\x09\x00"]
+    "content",
+    [
+        b"",
+        b"1 0 0 0",
+        b"PK\x03\x04archive",
+        b"\x93NUMPY\x01\x00\xff\xff{",
+        b"\x93NUMPY\x09\x00",
+        b"\x93NUMPY\x01\x00\x08\x00{'a': (\n",
+    ],
 )
 def test_files_that_are_not_npy(folder, content):
     (folder / "poses.npy").write_bytes(content)

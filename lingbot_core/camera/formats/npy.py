@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from os import PathLike
 from pathlib import Path
+from tokenize import TokenError
 from typing import BinaryIO, Literal
 
 import numpy as np
@@ -161,7 +162,7 @@ def read_array(path: StrPath) -> np.ndarray:
         ) from None
     except OSError as error:
         raise InputFileError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, TokenError) as error:  # numpy reads a header of its old format with Python's tokenizer
         raise InputFileError(f"{file} is not a .npy file ({error}); save it with numpy.save") from None
 
 
