@@ -108,7 +108,9 @@ def describe_picture(picture: StartPicture, estimate: Any = None) -> str:
 
 def _first_frame(image: Any) -> tuple[Tensor, tuple[str, ...]]:
     if not isinstance(image, Tensor) or image.ndim != 4 or not image.is_floating_point():
-        shown = list(image.shape) if isinstance(image, Tensor) else type(image).__name__
+        shown = type(image).__name__
+        if isinstance(image, Tensor):
+            shown = f"{str(image.dtype).removeprefix('torch.')} {list(image.shape)}"
         raise ImageError(f"the image input must be an IMAGE, float [B, H, W, 3], not {shown}; connect LoadImage")
     if not len(image):
         raise ImageError("the image batch is empty; connect one image")

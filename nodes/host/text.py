@@ -55,9 +55,12 @@ class ClipText:
 
     dim: the width that the model takes; None accepts any. resident: patchers of the world that is running. Encoding
     may make ComfyUI move them off the GPU to make room; they are loaded again afterwards, because the engine goes on.
+    Raises PromptError for what is no CLIP.
     """
 
     def __init__(self, clip: Any, *, dim: int | None = None, resident: Sequence[Any] = ()) -> None:
+        if not hasattr(clip, "cond_stage_model"):
+            raise PromptError(f"the CLIP input got {type(clip).__name__}, which is no CLIP of ComfyUI; {_ADVICE}")
         self.clip = clip
         self.resident = tuple(resident)
         self.model = clip.cond_stage_model

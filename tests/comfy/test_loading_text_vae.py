@@ -216,6 +216,12 @@ def test_conditioning_of_other_models_is_refused_by_its_widths(conditioning, mes
         part("nodes.host.text").states_of(conditioning)
 
 
+def test_what_is_no_clip_is_refused_by_its_kind(tiny):
+    # An input of any type, such as a reroute of an older graph, lets it through.
+    with pytest.raises(Exception, match="the CLIP input got Tensor, which is no CLIP of ComfyUI; encode the prompt"):
+        part("nodes.host.worlds").host_world(tiny[0], tiny[2], torch.zeros(1))
+
+
 def test_a_zeroed_conditioning_is_one_row_of_zeros(tiny):
     [conditioning] = nodes.CLIPTextEncode().encode(tiny[1], "a harbour")
     [zeroed] = nodes.ConditioningZeroOut().zero_out(conditioning)

@@ -139,8 +139,8 @@ def test_the_picture_goes_through_a_file_like_any_other(prepare):
     [
         (torch.full((1, 32, 32, 3), float("nan")), {}, "NaN or infinity"),
         (torch.zeros(0, 32, 32, 3), {}, "batch is empty"),
-        (torch.zeros(32, 32, 3), {}, r"must be an IMAGE.*not \[32, 32, 3\]"),
-        (torch.zeros(1, 32, 32, 3, dtype=torch.uint8), {}, "must be an IMAGE"),
+        (torch.zeros(32, 32, 3), {}, r"must be an IMAGE.*not float32 \[32, 32, 3\]"),
+        (torch.zeros(1, 32, 32, 3, dtype=torch.uint8), {}, "must be an IMAGE.*not uint8"),
         ("picture.png", {}, "not str; connect LoadImage"),
         (torch.zeros(1, 32, 32, 3), {"size": "8k"}, "size='8k' is unknown"),
         (torch.zeros(1, 32, 32, 3), {"fit": "squeeze"}, "fit='squeeze' is unknown"),
