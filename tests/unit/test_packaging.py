@@ -22,10 +22,11 @@ COMFYUI = {
 }  # fmt: skip
 
 # What each part of lingbot_core may import besides itself. Arrows go one way; a new part gets its line here.
-LEAVES = {"errors", "presets", "version"}
+LEAVES = {"encodable", "errors", "presets", "version"}
 BELOW_ENGINE = LEAVES | {"schedule", "solver", "camera", "models", "weights"}
 LAYERS: dict[str, set[str]] = {
-    "errors": set(),
+    "encodable": set(),
+    "errors": {"encodable"},
     "version": set(),
     "presets": {"errors"},
     "schedule": LEAVES,
