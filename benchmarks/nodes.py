@@ -60,17 +60,17 @@ def measure(parts: Any, image: Any, chunks: int, rounds: int) -> dict[str, Any]:
         session = session_class.start(
             host.world, picture.condition, "a sunny day", translation_unit=route.translation_unit()[0]
         )
-        begin = _now(host.world.device)
+        begin = now(host.world.device)
         for controls in route.controls(session, picture.image, act=False, chunks=chunks):
             session.advance(controls)
-        core = (_now(host.world.device) - begin) / chunks
+        core = (now(host.world.device) - begin) / chunks
         session.close()
         [world, *_] = call(
             "nodes.world", "LingBotStartWorld", model=model, vae=vae, positive=positive, start_image=picture, seed=turn
         )
-        begin = _now(host.world.device)
+        begin = now(host.world.device)
         call("nodes.world", "LingBotAdvanceWorld", world=world, chunks=chunks, keys=KEYS)
-        nodes = (_now(host.world.device) - begin) / chunks
+        nodes = (now(host.world.device) - begin) / chunks
         part("nodes.host.run").WORLDS.free()
         if turn:
             seconds["core"].append(core)
@@ -89,8 +89,8 @@ def measure(parts: Any, image: Any, chunks: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _now(device: Any) -> float:
-    """Seconds, once the device has done what it was asked for."""
+def now(device: Any) -> float:
+    """Seconds of a clock, once the device has done what it was asked for."""
     import torch
 
     if device.type == "cuda":

@@ -280,7 +280,6 @@ def train_dit(
     if begin is not None:
         dit.load_state_dict(finished_weights(begin))
     dit.to(device)
-    first = {name: t.clone() for name, t in dit.state_dict().items()}
     optimiser = Optimiser(
         dit, lr=recipe.lr, betas=recipe.betas, weight_decay=recipe.weight_decay, clip=recipe.clip, ema=recipe.ema
     )
@@ -334,6 +333,7 @@ def train_dit(
     sampler = Sampler(recipe, preset, generator)
     inputs = sampler(pool, 0.0)
     if recipe.compiled and device.type == "cuda":
+        undisturbed = {name: t.clone() for name, t in dit.state_dict().items()}
         _disturb_zeros(dit, generator)
         try:
             difference = compiled_differs(teacher, inputs, recipe.sigma_power)
@@ -341,10 +341,7 @@ def train_dit(
             log("not compiled", error=str(error)[-300:])
             difference = math.inf
         clear_grads(optimiser.parameters)
-        if resume is None:
-            dit.load_state_dict(first)
-        else:
-            optimiser.restore(raw, average, squares)
+        dit.load_state_dict(undisturbed)
         log("compiled", gradient_difference=str(difference), seconds=schedule.elapsed)
         if difference < 0.05:
             teacher.run_begin = torch.compile(block_begin, dynamic=False)

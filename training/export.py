@@ -87,7 +87,6 @@ class Run:
     steps: int
     seconds: float
     seed: int | None
-    begun_with: str | None
     skipped: float
     restored: int
 
@@ -106,7 +105,7 @@ def runs(log: Path) -> list[Run]:
         seconds = last.get("seconds", last.get("at", 0.0))
         recipe = head.get("recipe", {})
         out.append(
-            Run(log.stem, last.get("step", 0), seconds, recipe.get("seed"), head.get("begun_with"),
+            Run(log.stem, last.get("step", 0), seconds, recipe.get("seed"),
                 float(last.get("skipped", 0)), int(last.get("restored", 0)))
         )  # fmt: skip
     return out
@@ -114,7 +113,7 @@ def runs(log: Path) -> list[Run]:
 
 PARTS = {"vae": "VAE", "decoder": "its decoder alone", "dit": "transformer"}
 FIRST = "first"
-"""The folder of logs/ with the logs of an earlier round, whose weights the later one began with."""
+"""The folder of logs/ with the logs of an earlier round, and about.txt, which says what was different in it."""
 
 
 def _rows(trained: Sequence[Run]) -> str:
@@ -147,10 +146,7 @@ def write_card(target: Path, world: Mapping[str, Any], *, logs: Path, measured: 
     report = logs / "text.json"
     text_report = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
     skipped, restored = (sum(getattr(run, name) for run in (*first, *second)) for name in ("skipped", "restored"))
-    rounds = "In one round." if not first else (
-        "In two rounds: the second began with the weights of the first, whose scenes held 40 things instead of 24 and "
-        "were walked through half as fast again."
-    )  # fmt: skip
+    rounds = (logs / FIRST / "about.txt").read_text(encoding="utf-8").strip() if first else "In one round."
     pages = "\n".join(f"* {style}: {', '.join(phrases)}" for style, phrases in PHRASES.items())
     text = f"""# The tiny world
 

@@ -3,7 +3,7 @@
     python -m training.run text --out DIR
     python -m training.run vae --seconds 420 --out DIR [--resume DIR | --begin DIR] [--plan SECONDS]
     python -m training.run decoder --seconds 420 --vae DIR --out DIR
-    python -m training.run dit --seconds 560 --vae DIR --text DIR --out DIR [--begin DIR]
+    python -m training.run dit --seconds 560 --vae DIR --text DIR --out DIR [--resume DIR | --begin DIR] [--plan S]
     python -m training.run export --vae DIR --dit DIR --text DIR --out FOLDER [--figures evaluation.json]
     python -m training.run evaluate MODEL ... (see training/evaluate.py)
     python -m training.publish EVALUATION     (into the documents; see training/publish.py)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..comfy_pack import ROOT, call, part
+from ..nodes import now
 from ..world_folder import write_world
 from .report import NotHereError
 from .sizes import TEXT_DIM, Size
@@ -136,7 +136,7 @@ class Rig:
     def advance(self, world: Any, chunks: int | None = None) -> Walk:
         """Goes on along the one route that all walks here take."""
         count = self.size.chunks if chunks is None else chunks
-        begin = self.now()
+        begin = now(self.device)
         images, _, after, report = call(
             "nodes.world",
             "LingBotAdvanceWorld",
@@ -145,7 +145,7 @@ class Rig:
             keys=f"w-{4 * self.size.chunks},wj-{4 * self.size.chunks}",
             controls_from="continue",
         )
-        seconds = (self.now() - begin) / count
+        seconds = (now(self.device) - begin) / count
         latents = torch.stack([record.latents for record in after.history.chunks])
         return Walk(after, latents, images, seconds, json.loads(report))
 
@@ -161,12 +161,6 @@ class Rig:
         return self.walk()
 
     # Memory
-
-    def now(self) -> float:
-        """Seconds, once the card has done what it was asked for."""
-        if self.on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def living(self, world: Any) -> Any:
         """The session behind a WORLD."""

@@ -13,8 +13,9 @@ from ..errors import LingBotError, WeightsError
 from ..models.dit import CausalWanDiT, DiTConfig
 from ..models.vae import VAEConfig, WanVAE
 from ..presets import PRESETS, Preset
+from ..weights.folder import existing
 from ..weights.keys import TEXT, TRANSFORMER, VAE
-from ..weights.layout import TINY, Layout, Part, existing, find_layout, part_of_file
+from ..weights.layout import TINY, Layout, Part, find_layout, part_of_file
 from ..weights.load import dit_config, problems, text_model, vae_config
 from .memory import MemoryEstimate, estimate
 

@@ -116,7 +116,8 @@ class VideoWriter:
             if os.path.exists(self._part.part):
                 kept = f"its {self._frames} frames are in {self._part.part}"
                 raise VideoError(f"{self.path} {reason(error)}; {kept}") from error
-        if not os.path.exists(self.path):
+        # What is there may be an older file, whose place this one never took.
+        if not (self.published and os.path.exists(self.path)):
             self._frames = 0
             raise VideoError(f"{self.path} was removed while it was written; generate again")
         return self._frames

@@ -27,6 +27,7 @@ from ..presets import PRESETS, Preset, get_preset
 from .checkpoint import Checkpoint
 from .files import DTYPES as STORED_DTYPES
 from .files import names_the_path
+from .folder import existing
 from .keys import TEXT, TRANSFORMER, VAE
 from .layout import (
     EMBEDDED_TINY,
@@ -37,7 +38,6 @@ from .layout import (
     VAE_NAMES,
     Layout,
     Part,
-    existing,
     find_layout,
     part_of_file,
     searched_folders,

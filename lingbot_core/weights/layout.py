@@ -8,11 +8,8 @@ be given by a path of its own.
 
 from __future__ import annotations
 
-import errno
 import fnmatch
-import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +19,8 @@ from ..errors import InputFileError, LingBotError, PresetError, WeightsError
 from ..presets import PRESETS, Preset
 from .checkpoint import Checkpoint
 from .evidence import REFUSED_NAMES, Evidence, find_preset, refuse_base
-from .files import PICKLED, SAFETENSORS, cannot_read, names_the_path, open_file
+from .files import SAFETENSORS, names_the_path, open_file
+from .folder import SHARD, existing, listing, own_listing, read_json, tensor_files, tensors_in
 from .keys import TEXT, TRANSFORMER, VAE, identify, is_steerable
 from .metadata import file_name
 from .tokenizer import FILES, UMT5_VOCABULARY, inside
@@ -52,7 +50,6 @@ _WHAT = {
     "transformer_causal": "LingBot-World v2 folder",
     "transformer": "folder of components, in the manner of diffusers",
 }
-_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ def find_layout(
     )
     refuse_base([root, root.parent])
     found = _single_file(root) if root.is_file() else _folder(root)
-    world = _json(found.base / "world.json")
+    world = read_json(found.base / "world.json")
     checkpoint = found.part.open()
     own = checkpoint.about
     about = {**world, **(own.about if own else {})}
@@ -167,8 +164,8 @@ def find_layout(
         metadata=own,
         names=found.names,
         config=found.part.config,
-        index=_json(found.base / "model_index.json"),
-        scheduler=_json(found.base / "scheduler" / "scheduler_config.json"),
+        index=read_json(found.base / "model_index.json"),
+        scheduler=read_json(found.base / "scheduler" / "scheduler_config.json"),
     )
     places = _places(found.base, found.part.files[0].parent)
     source = own.source if own else None
@@ -206,7 +203,7 @@ class _Found:
 
 
 def _folder(root: Path) -> _Found:
-    _listing(root)
+    listing(root)
     within = [name for name in TRANSFORMER_FOLDERS if (root / name).is_dir()]
     if within:
         folder, base = root / within[0], root
@@ -217,7 +214,7 @@ def _folder(root: Path) -> _Found:
         return _models(root.parent)
     elif any((root / name).is_dir() for name in MODEL_FOLDERS):
         return _models(root)
-    elif _tensor_files(root):
+    elif tensor_files(root):
         folder, base = root, root.parent
         what = _WHAT.get(root.name, "folder of a transformer alone")
     else:
@@ -228,7 +225,7 @@ def _folder(root: Path) -> _Found:
     if base == EMBEDDED_TINY:
         what = "the embedded model"
     notes = [f"{root / name} is another transformer; give that folder to use it" for name in within[1:]]
-    part = Part(TRANSFORMER, _tensors(folder), _json(folder / "config.json"))
+    part = Part(TRANSFORMER, tensors_in(folder), read_json(folder / "config.json"))
     names = [folder, *([] if folder == base else [base])]
     if root.parent.name == "snapshots":
         # The cache of huggingface_hub: models--OWNER--NAME/snapshots/REVISION.
@@ -271,14 +268,14 @@ def _models(root: Path) -> _Found:
 def _transformer_files(root: Path) -> list[Path]:
     """Safetensors files in ComfyUI's folders of transformers, sorted, each once whatever links lead to it."""
     for name in MODEL_FOLDERS:
-        _listing(root / name)  # glob passes over folders that may not be read
+        listing(root / name)  # glob passes over folders that may not be read
     files = [path for name in MODEL_FOLDERS for depth in DEPTHS for path in (root / name).glob(depth)]
     files = [path for path in files if path.suffix.lower() in SAFETENSORS and path.is_file()]
     return sorted({os.path.realpath(path): path for path in reversed(files)}.values())
 
 
 def _single_file(file: Path) -> _Found:
-    if _SHARD.fullmatch(file.name):
+    if SHARD.fullmatch(file.name):
         raise InputFileError(f"{file} is one of several shards; give its folder {file.parent}")
     if file.suffix == ".json":
         raise InputFileError(f"{file} is not a file of tensors; give its folder {file.parent}")
@@ -313,8 +310,8 @@ def _find_vae(places: Sequence[Path], source: str | None = None) -> Part | None:
     """source: what a converted transformer was made from, whose other parts may have its name."""
     folder = places[0] / "vae"
     # ComfyUI's folder of the same name holds the VAEs of all models, but has no transformer's folder beside it.
-    if _tensor_files(folder) and any((places[0] / name).is_dir() for name in TRANSFORMER_FOLDERS):
-        return Part(VAE, _tensors(folder), _json(folder / "config.json"))
+    if tensor_files(folder) and any((places[0] / name).is_dir() for name in TRANSFORMER_FOLDERS):
+        return Part(VAE, tensors_in(folder), read_json(folder / "config.json"))
     own = () if source is None else (f"{vae_name(source)}.safetensors",)
     file = _first(places, own) or _first(places, VAE_NAMES)
     return None if file is None else Part(VAE, (file,))
@@ -323,8 +320,8 @@ def _find_vae(places: Sequence[Path], source: str | None = None) -> Part | None:
 def _find_text(places: Sequence[Path], source: str | None = None) -> Part | None:
     """source: as for the VAE."""
     folder = places[0] / "text_encoder"
-    if _tensor_files(folder):
-        return Part(TEXT, _tensors(folder), _json(folder / "config.json"))
+    if tensor_files(folder):
+        return Part(TEXT, tensors_in(folder), read_json(folder / "config.json"))
     own = () if source is None else (f"{text_name(source)}_*.safetensors",)
     file = _first(places, own) or _first(places, TEXT_NAMES)
     return None if file is None else Part(TEXT, (file,))
@@ -333,7 +330,7 @@ def _find_text(places: Sequence[Path], source: str | None = None) -> Part | None
 def _find_tokenizer(places: Sequence[Path]) -> Path | None:
     for place in places:
         for name in TOKENIZER_FOLDERS:
-            found = _own_listing(place / name, places[0])
+            found = own_listing(place / name, places[0])
             if any(path.name in FILES.values() and path.is_file() for path in found):
                 return place / name
     return None
@@ -367,7 +364,7 @@ def _area(about: Mapping[str, Any], file: Path) -> int | None:
 def _first(places: Sequence[Path], names: Sequence[str]) -> Path | None:
     """The first file of the first name, in the first place; the larger of several, which is the less compressed."""
     for place in places:
-        found = _own_listing(place, places[0])
+        found = own_listing(place, places[0])
         for name in names:
             files = [path for path in found if fnmatch.fnmatch(path.name, name) and path.is_file()]
             if files:
@@ -382,113 +379,15 @@ def _given(kind: str, path: Path) -> Part:
     found = _find_vae([path]) if kind == VAE else _find_text([path])
     if found is not None:
         return found
-    if not _tensor_files(path):
+    if not tensor_files(path):
         raise WeightsError(f"{path}: there is no {kind} in this folder; give the file itself")
-    return Part(kind, _tensors(path), _json(path / "config.json"))
+    return Part(kind, tensors_in(path), read_json(path / "config.json"))
 
 
 @names_the_path
 def part_of_file(path: Path) -> Part | None:
     """Which part of a model a file, or a folder of files, is by its tensors; None when it is none that is known."""
-    files = (path,) if path.is_file() else _tensors(path)
+    files = (path,) if path.is_file() else tensors_in(path)
     kind = identify([name for file in files for name in open_file(file).entries])
-    return None if kind is None else Part(kind, files, _json((path if path.is_dir() else path.parent) / "config.json"))
-
-
-def _tensor_files(folder: Path) -> list[Path]:
-    """Sorted; safetensors, or .pth files when there are none."""
-    for suffixes in (SAFETENSORS, PICKLED):
-        files = [path for path in _listing(folder) if path.suffix.lower() in suffixes and path.is_file()]
-        if files:
-            return files
-    return []
-
-
-def _listing(folder: Path) -> list[Path]:
-    """What is in a folder, sorted; nothing when it is none. Raises InputFileError for one that may not be read."""
-    try:
-        return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise cannot_read(folder, error) from error
-
-
-def _own_listing(folder: Path, base: Path) -> list[Path]:
-    """The same, but a folder outside of the model's own ``base`` that may not be read has nothing to offer."""
-    try:
-        return _listing(folder)
-    except InputFileError:
-        if folder.is_relative_to(base):
-            raise
-        return []
-
-
-def _tensors(folder: Path) -> tuple[Path, ...]:
-    """The files of one part: one file, or all shards of one name. Raises WeightsError when shards are missing."""
-    files = _tensor_files(folder)
-    if not files:
-        raise WeightsError(f"{folder}: there is no *.safetensors file in it")
-    present = {file.name for file in files}
-    wanted = _shards_of_index(folder) or _shards_of_names(present)
-    if wanted:
-        missing = sorted(wanted - present)
-        if missing:
-            raise WeightsError(
-                f"{folder}: {len(missing)} of {len(wanted)} shards are missing, the first is {missing[0]}; download "
-                "the folder again, finished files are kept"
-            )
-        return tuple(file for file in files if file.name in wanted)
-    if len(files) > 1:
-        raise WeightsError(
-            f"{folder} holds {len(files)} files of tensors and no index that joins them; give one of them: "
-            + ", ".join(file.name for file in files[:5])
-        )
-    return tuple(files)
-
-
-def _shards_of_index(folder: Path) -> set[str]:
-    """Names of files in the index; of several indices (other precisions) the first."""
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        table = _json(index).get("weight_map")
-        if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-            raise InputFileError(f"{index} has no table 'weight_map' of tensor names and files")
-        return set(table.values())
-    return set()
-
-
-def _shards_of_names(names: set[str]) -> set[str]:
-    """The full set that names like ``x-00001-of-00008.safetensors`` promise."""
-    for name in sorted(names):
-        if shard := _SHARD.fullmatch(name):
-            return {f"{shard[1]}-{number:05}-of-{shard[3]}.safetensors" for number in range(1, int(shard[3]) + 1)}
-    return set()
-
-
-def existing(path: str | Path, what: str, hint: str = "") -> Path:
-    """The absolute path of what is there. Raises InputFileError saying ``what`` is missing or cannot be reached."""
-    try:
-        # The name counts, so links are not followed.
-        found = Path(os.path.abspath(Path(path).expanduser()))
-        found.stat()
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InputFileError(f"{what} {str(path)!r} is a loop of symbolic links; mend the link") from None
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise InputFileError(f"{what} {str(path)!r} does not exist{hint}") from None
-        raise InputFileError(f"{what} {str(path)!r} cannot be reached: {error.strerror}") from None
-    except (RuntimeError, ValueError) as error:  # an unknown home such as ~nobody, and a NUL in the name
-        raise InputFileError(f"{what} {str(path)!r} cannot be a path: {error}") from None
-    return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputFileError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InputFileError(f"{path} must hold a JSON object, not {type(data).__name__}")
-    return data
+    folder = path if path.is_dir() else path.parent
+    return None if kind is None else Part(kind, files, read_json(folder / "config.json"))

@@ -14,7 +14,6 @@ import comfy.model_management
 import torch
 from torch import Tensor
 
-from ...lingbot_core.encodable import as_text
 from ...lingbot_core.engine.chunk import Chunk
 from ...lingbot_core.engine.image import frames_to_uint8
 from ...lingbot_core.engine.memory import GIB, free_bytes
@@ -23,6 +22,7 @@ from ...lingbot_core.engine.route import Route
 from ...lingbot_core.errors import LingBotError, MemoryPlanError, VideoError
 from .memory import make_room, out_of_memory_explained
 from .progress import RunProgress, stop_if_cancelled
+from .report import about_world, as_json
 from .source import HostRoom, WorldSource
 from .steering import Steering, chunks_wanted, require_length, still_route
 from .video import VIDEOS, RunVideo, workflow_tags
@@ -154,30 +154,6 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
         "warnings": [*wish.notes, *route.warnings()],
     }
     return Made(run.images, video, drive.handle, as_json(report))
-
-
-def as_json(report: dict[str, Any]) -> str:
-    """A report as text for people."""
-    return as_text(json.dumps(report, ensure_ascii=False, indent=2))
-
-
-def about_world(handle: WorldHandle, source: WorldSource) -> dict[str, Any]:
-    """What every report says of a world: recipe, unit, size, model; JSON types only."""
-    world, picture = source.host.world, source.picture
-    return {
-        **handle.history.summary(),
-        "seconds": handle.history.frames / handle.history.start.fps,
-        "preset_reason": world.preset_reason,
-        "model": world.name,
-        "control": world.dit.config.control,
-        "device": str(world.device),
-        "picture": {
-            "size": [picture.image.height, picture.image.width],
-            "source_size": [picture.image.source_height, picture.image.source_width],
-            "fit": picture.image.mode,
-            "notes": list(picture.notes),
-        },
-    }
 
 
 def length_text(wish: Wish, chunks: int, preset: Any, fps: float, frames: int) -> str:

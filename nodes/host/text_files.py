@@ -30,7 +30,7 @@ def save_text(text: str, prefix: str, suffix: str) -> str:
         try:
             with open(path, "x", encoding="utf-8", newline="\n") as file:
                 opened = True
-                file.write(as_text(text))
+                file.write(text)
             return path
         except FileExistsError:  # another run was faster
             number += 1

@@ -11,7 +11,8 @@ from comfy_api.latest import io, ui
 from ...lingbot_core.engine.registry import WorldHandle
 from ...lingbot_core.errors import LengthError
 from ...lingbot_core.models.vae import LATENT_MEAN, LATENT_STD
-from ..host.run import WORLDS, about_world, as_json
+from ..host.report import about_world, as_json
+from ..host.run import WORLDS
 from ..sockets import World, expect
 from .inputs import CATEGORY
 

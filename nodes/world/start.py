@@ -8,7 +8,8 @@ from comfy_api.latest import io
 
 from ..host.begin import choose_preset, start_world
 from ..host.named import Closings
-from ..host.run import WORLDS, about_world, as_json
+from ..host.report import about_world, as_json
+from ..host.run import WORLDS
 from ..host.source import WorldSource, shared_host
 from ..host.start_image import StartPicture, describe_picture, encode_picture, prepare_picture
 from ..host.steering import Steering

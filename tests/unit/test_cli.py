@@ -134,7 +134,7 @@ def test_less_than_one_chunk_is_refused_with_the_valid_totals(wish):
     for poses in (wish, 81):
         with pytest.raises(LengthError, match=f"{wish} frames are less than one chunk of 13 .*13 \\+ 16k"):
             plan_length(poses, CHUNK4, num_frames=wish)
-    with pytest.raises(LengthError, match=f"path of {wish} poses is shorter than one chunk of 13 frames.*(hold)"):
+    with pytest.raises(LengthError, match=rf"path of {wish} poses is shorter than one chunk of 13 frames.*\(hold\)"):
         plan_length(wish, CHUNK4)
 
 

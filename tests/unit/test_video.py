@@ -313,8 +313,8 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path):
     assert probe(real).frames == 2
 
 
-@pytest.mark.parametrize("published", [True, False])
-def test_a_file_that_was_removed_meanwhile_is_told(tmp_path, monkeypatch, published):
+@pytest.mark.parametrize(("published", "older"), [(True, False), (False, False), (False, True)])
+def test_a_file_that_was_removed_meanwhile_is_told(tmp_path, monkeypatch, published, older):
     if not published:  # as on Windows, where it gets its name at the end
         monkeypatch.setattr(
             part_file.PartFile, "publish", lambda part: os.rename(part.part, tmp_path / "no" / "folder")
@@ -323,6 +323,8 @@ def test_a_file_that_was_removed_meanwhile_is_told(tmp_path, monkeypatch, publis
     world.write(noise(4))
     for file in tmp_path.iterdir():
         file.unlink()
+    if older:
+        (tmp_path / "world.mp4").write_bytes(b"of another run")
     with pytest.raises(VideoError, match=r"world\.mp4 was removed while it was written; generate again"):
         world.close()
     assert (world.frames, world.close()) == (0, 0)
