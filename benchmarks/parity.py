@@ -118,8 +118,13 @@ class OurRun:
         camera = self.dit.encode_camera(inputs.rays(index))
         self.cache.begin(first, CHUNK)
         context = ChunkContext(first, inputs.condition[:, inputs.frames(index)], camera, rope, self.cross, self.cache)
+        self._context = context
         yield lambda x, t: self.dit(x, t, context)
         self.cache.end()
+
+    def remember(self, x: Tensor, t: float) -> None:
+        """The commit of the chunk that is open."""
+        self.dit.remember(x, t, self._context)
 
 
 class ReferenceRun:

@@ -22,6 +22,7 @@ from .attention import Attention, sdpa
 from .dit_blocks import Block, CameraModulation, ChunkContext, CrossKV, Head, TimeModulation, float32_linear
 from .dit_config import DiTConfig
 from .kv_cache import CacheShape
+from .pieces import Pieces, pieces_for
 from .rope import Rope, rope_for_chunk
 
 
@@ -29,7 +30,8 @@ class CausalWanDiT(nn.Module):
     """The transformer. Batch size is one throughout; tensors carry no batch dimension.
 
     operations: where Linear and Conv3d come from (torch.nn, or a host's own classes that cast, quantise or stream
-    weights). dtype: of the parameters. compute_dtype: of the Linears' inputs and results.
+    weights). dtype: of the parameters. compute_dtype: of the Linears' inputs and results. pieces: what runs between
+    the matrix products; None takes what the device has.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class CausalWanDiT(nn.Module):
         self.config = config
         self.compute_dtype = compute_dtype or dtype
         self.attention = attention or sdpa()
+        self.pieces: Pieces | None = None
         factory = {"device": device, "dtype": dtype}
         dim = config.dim
         linear = operations.Linear
@@ -66,6 +69,11 @@ class CausalWanDiT(nn.Module):
             Block(config, operations, factory, self.compute_dtype) for _ in range(config.num_layers)
         )
         self.head = Head(config, operations, factory)
+
+    def join(self) -> None:
+        """Makes queries, keys and values of a block with one matrix product, where its weights are plain ones."""
+        for block in self._layers:
+            block.self_attn.join()
 
     @property
     def _layers(self) -> Sequence[Block]:
@@ -135,21 +143,20 @@ class CausalWanDiT(nn.Module):
         """
         time = self.encode_time(t, x.device)
         tokens = self._embed(x, context)
+        pieces = self.pieces or pieces_for(x)
         for layer, block in enumerate(self._layers):
-            tokens = block(tokens, time, layer, context, self.attention)
+            tokens = block(tokens, time, layer, context, self.attention, pieces)
         return self._unpatchify(self.head(tokens, time), x.shape)
 
     def remember(self, x: Tensor, t: float, context: ChunkContext) -> None:
         """A forward for the sake of the cache only: of the last block just keys and values are computed."""
         time = self.encode_time(t, x.device)
         tokens = self._embed(x, context)
-        last = len(self.blocks) - 1
-        for layer, block in enumerate(self._layers):
-            if layer < last:
-                tokens = block(tokens, time, layer, context, self.attention)
-                continue
-            shift, scale, *_ = block.modulate(time)
-            block.self_attn.remember(block.attention_input(tokens, shift, scale), layer, context)
+        pieces = self.pieces or pieces_for(x)
+        *layers, last = self._layers
+        for layer, block in enumerate(layers):
+            tokens = block(tokens, time, layer, context, self.attention, pieces)
+        last.remember(tokens, time, len(layers), context, pieces)
 
     def _embed(self, x: Tensor, context: ChunkContext) -> Tensor:
         """[tokens, dim] in the compute dtype from noisy latents and condition."""

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from .attention import Attention
 from .dit_config import DiTConfig
 from .kv_cache import KVCache
-from .rope import Rope, rotate
+from .pieces import Pieces, layer_norm, rms_norm
+from .rope import Rope
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., dim]."""
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.eps)
-        return normed.to(x.dtype) * self.weight.to(x)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -93,7 +92,7 @@ class LayerNorm(nn.Module):
         """x: [..., dim]."""
         weight = self.weight.to(x.device, torch.float32) if self.affine else None
         bias = self.bias.to(x.device, torch.float32) if self.affine else None
-        return F.layer_norm(x.float(), (self.dim,), weight, bias, self.eps).to(x.dtype)
+        return layer_norm(x, self.eps, weight, bias)
 
 
 class AttentionLayers(nn.Module):
@@ -114,20 +113,64 @@ class AttentionLayers(nn.Module):
         return x.unflatten(-1, (self.heads, self.head_dim))
 
 
+@dataclass(frozen=True)
+class _Joined:
+    """One weight and bias whose parts are those of q, k and v; places: where the parts lay when they were joined."""
+
+    weight: Tensor
+    bias: Tensor
+    places: tuple[int, ...]
+
+
 class SelfAttention(AttentionLayers):
     """Attention of a chunk to itself and to everything in the cache."""
 
-    def remember(self, x: Tensor, layer: int, context: ChunkContext) -> None:
-        """Writes the chunk's keys (rotated) and values into the cache. x: [tokens, dim]."""
-        keys = rotate(self._split(self.norm_k(self.k(x))), context.rope)
-        context.cache.write(layer, keys, self._split(self.v(x)))
+    _joined: _Joined | None = None
 
-    def forward(self, x: Tensor, layer: int, context: ChunkContext, attention: Attention) -> Tensor:
+    def join(self) -> None:
+        """Lays the weights of q, k and v behind each other, so that one matrix product gives all three.
+
+        They keep their names and values. Weights that are moved or replaced later are used one by one again.
+        """
+        layers = (self.q, self.k, self.v)
+        if any(type(layer) is not nn.Linear for layer in layers):
+            return
+        weight = torch.cat([layer.weight.detach() for layer in layers])
+        bias = torch.cat([layer.bias.detach() for layer in layers])
+        for layer, part, offset in zip(layers, weight.chunk(3), bias.chunk(3), strict=True):
+            layer.weight, layer.bias = (nn.Parameter(t, requires_grad=False) for t in (part, offset))
+        self._joined = _Joined(weight, bias, self._places())
+
+    def _places(self) -> tuple[int, ...]:
+        return tuple(t.data_ptr() for layer in (self.q, self.k, self.v) for t in (layer.weight, layer.bias))
+
+    def remember(self, x: Tensor, layer: int, context: ChunkContext, pieces: Pieces) -> None:
+        """Writes the chunk's keys (rotated) and values into the cache. x: [tokens, dim]."""
+        self._write(self.k(x), self.v(x), layer, context, pieces)
+
+    def forward(self, x: Tensor, layer: int, context: ChunkContext, attention: Attention, pieces: Pieces) -> Tensor:
         """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
-        self.remember(x, layer, context)
-        query = rotate(self._split(self.norm_q(self.q(x))), context.rope)
-        keys, values = context.cache.view(layer)
-        return self.o(attention(query, keys.to(query.dtype), values.to(query.dtype)).flatten(1))
+        queries, keys, values = self._project(x)
+        self._write(keys, values, layer, context, pieces)
+        query = pieces.heads(queries, self.norm_q.weight, self.norm_q.eps, context.rope, self.heads, None)
+        seen, shown = context.cache.view(layer)
+        return self.o(attention(query, seen.to(query.dtype), shown.to(query.dtype)).flatten(1))
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        joined = self._joined
+        if joined is None or joined.places != self._places():
+            return self.q(x), self.k(x), self.v(x)
+        queries, keys, values = F.linear(x, joined.weight, joined.bias).chunk(3, dim=-1)
+        return queries, keys, values
+
+    def _write(self, keys: Tensor, values: Tensor, layer: int, context: ChunkContext, pieces: Pieces) -> None:
+        norm, first = self.norm_k, 0
+        for key_slots, value_slots in context.cache.places(layer):
+            rows = slice(first, first + len(key_slots))
+            rope = Rope(context.rope.cos[rows], context.rope.sin[rows])
+            pieces.heads(keys[rows], norm.weight, norm.eps, rope, self.heads, key_slots)
+            value_slots.copy_(self._split(values[rows]))
+            first = rows.stop
 
 
 class CrossAttention(AttentionLayers):
@@ -137,9 +180,9 @@ class CrossAttention(AttentionLayers):
         """text: [text_len, dim] embedded prompt. Returns keys and values [text_len, heads, head_dim]."""
         return self._split(self.norm_k(self.k(text))), self._split(self.v(text))
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, attention: Attention) -> Tensor:
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, attention: Attention, pieces: Pieces) -> Tensor:
         """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
-        query = self._split(self.norm_q(self.q(x)))
+        query = pieces.heads(self.q(x), self.norm_q.weight, self.norm_q.eps, None, self.heads, None)
         return self.o(attention(query, keys, values).flatten(1))
 
 
@@ -176,19 +219,24 @@ class Block(nn.Module):
         rows = self.modulation[0].to(time.rows.device, torch.float32) + time.rows
         return rows.split(1)
 
-    def attention_input(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """The modulated, normalised residual that self-attention reads, in the compute dtype."""
-        return (self.norm1(x).float() * (1 + scale) + shift).to(self.compute_dtype)
-
-    def forward(self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, attn: Attention) -> Tensor:
-        """x: [tokens, dim] residual (float32 after the first block); returns float32 [tokens, dim]."""
+    def forward(
+        self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, attn: Attention, pieces: Pieces
+    ) -> Tensor:
+        """x: [tokens, dim] residual (float32 after the first block), which is used up; returns float32 [tokens, dim]."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulate(time)
-        x = x + self.self_attn(self.attention_input(x, shift1, scale1), layer, context, attn) * gate1
-        x = context.camera.scales[layer] * x + context.camera.shifts[layer]
-        query = self.norm3(x).to(self.compute_dtype)
-        x = x + self.cross_attn(query, context.cross.keys[layer], context.cross.values[layer], attn)
-        hidden = (self.norm2(x).float() * (1 + scale2) + shift2).to(self.compute_dtype)
-        return x + self.ffn(hidden) * gate2
+        dtype, eps = self.compute_dtype, self.norm1.eps
+        y = self.self_attn(pieces.modulated(x, shift1, scale1, eps, dtype), layer, context, attn, pieces)
+        camera = context.camera.scales[layer], context.camera.shifts[layer]
+        x, query = pieces.camera(x, y, gate1, camera, self.norm3, dtype)
+        y = self.cross_attn(query, context.cross.keys[layer], context.cross.values[layer], attn, pieces)
+        x, hidden = pieces.added(x, y, shift2, scale2, eps, dtype)
+        return pieces.gated(x, self.ffn(hidden), gate2)
+
+    def remember(self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, pieces: Pieces) -> None:
+        """Only what self-attention leaves in the cache. x: as in `forward`."""
+        shift, scale, *_ = self.modulate(time)
+        hidden = pieces.modulated(x, shift, scale, self.norm1.eps, self.compute_dtype)
+        self.self_attn.remember(hidden, layer, context, pieces)
 
 
 class Head(nn.Module):

@@ -134,14 +134,23 @@ class KVCache:
             raise CacheError("no chunk is open")
         self._next, self._open = self._next + len(self._open), None
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """keys, values: [frames * frame_tokens, heads, head_dim] of the open chunk, in token order; overwrites."""
+    def places(self, layer: int) -> list[tuple[Tensor, Tensor]]:
+        """Where the open chunk's keys and values belong: views [rows, heads, head_dim] which follow each other in token
+        order; most often a single pair.
+        """
         if self._open is None:
             raise CacheError("no chunk is open")
-        for slot, offset, count in _runs(self._open):
-            here, there = self._span(slot, count), self._span(offset, count)
-            self._keys[layer][here] = keys[there]
-            self._values[layer][here] = values[there]
+        spans = [self._span(slot, count) for slot, _, count in _runs(self._open)]
+        return [(self._keys[layer][span], self._values[layer][span]) for span in spans]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """keys, values: [frames * frame_tokens, heads, head_dim] of the open chunk, in token order; overwrites."""
+        first = 0
+        for own_keys, own_values in self.places(layer):
+            rows = slice(first, first + len(own_keys))
+            own_keys.copy_(keys[rows])
+            own_values.copy_(values[rows])
+            first = rows.stop
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """Everything attention may see now: two [tokens, heads, head_dim] views without a copy."""

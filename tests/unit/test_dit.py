@@ -252,8 +252,32 @@ def test_the_commit_stops_at_the_last_layers_keys_and_values(small, dit):
     for hook in hooks:
         hook.remove()
     last = [name for name in calls if name.startswith("blocks.2.")]
-    assert sorted(last) == [f"blocks.2.{name}" for name in ("norm1", "self_attn.k", "self_attn.norm_k", "self_attn.v")]
+    assert sorted(last) == ["blocks.2.self_attn.k", "blocks.2.self_attn.v"]
     assert not any(name.startswith("head") for name in calls)
+
+
+@torch.inference_mode()
+def test_joined_projections_give_what_three_do_until_a_weight_is_replaced(small, dit):
+    joined = copy.deepcopy(dit)
+    joined.join()
+    assert shapes_of(joined) == shapes_of(dit)
+    products = []
+    x = noise(16, 3, HEIGHT, WIDTH)
+    expected = dit(x, 700.0, make_context(small, dit))
+    for layer in (joined.blocks[0].self_attn.q, joined.blocks[1].self_attn.q):
+        layer.register_forward_hook(lambda layer, *_: products.append(layer))
+    assert torch.allclose(joined(x, 700.0, make_context(small, joined)), expected, atol=1e-5)
+    assert not products
+    attention = joined.blocks[0].self_attn
+    attention.q.weight = nn.Parameter(attention.q.weight + 1, requires_grad=False)
+    assert not torch.allclose(joined(x, 700.0, make_context(small, joined)), expected, atol=1e-3)
+    assert products == [attention.q]
+    joined.double().float()  # every weight moves, and the joint ones stay behind
+    for block in joined.blocks:
+        block.self_attn.v.weight.data.mul_(2)
+    products.clear()
+    joined(x, 700.0, make_context(small, joined))
+    assert len(products) == 2
 
 
 @torch.inference_mode()

@@ -1,0 +1,1 @@
+"""Where a chunk's time goes, against what the card could do."""
