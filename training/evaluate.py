@@ -265,10 +265,10 @@ Job = tuple[str, Walk, dict[str, Any]]
 _WORLD: World | None = None
 
 
-def _begin(model: str, device: str, threads: int) -> None:
+def _begin(model: str, device: str, threads: int, dtype: str) -> None:
     global _WORLD  # noqa: PLW0603 - one world per process, loaded once
     torch.set_num_threads(threads)
-    _WORLD = World.load(model, device=device)
+    _WORLD = World.load(model, device=device, dtype=dtype)
 
 
 def _work(job: Job) -> Any:
@@ -296,13 +296,23 @@ def jobs_for(
 
 
 def evaluate(
-    model: str, jobs: Sequence[Job], *, device: str = "auto", workers: int = 1, threads: int = 2, log: bool = False
+    model: str,
+    jobs: Sequence[Job],
+    *,
+    device: str = "auto",
+    dtype: str = "float32",
+    workers: int = 1,
+    threads: int = 2,
+    log: bool = False,
 ) -> dict[str, Any]:
-    """Judges a model folder (or 'tiny'); without the speed. The pictures for the sheets are under 'pictures'."""
+    """Judges a model folder (or 'tiny'); without the speed. The pictures for the sheets are under 'pictures'.
+
+    dtype: of the transformer; a CPU, which the model is made for, computes in float32.
+    """
     results: dict[str, list[Any]] = defaultdict(list)
     pictures: dict[str, list[tuple[int, Tensor, Tensor]]] = defaultdict(list)
     begin = time.perf_counter()
-    for done, (job, value) in enumerate(_results(model, jobs, device, workers, threads), 1):
+    for done, (job, value) in enumerate(_results(model, jobs, device, workers, threads, dtype), 1):
         results[job[0]].append(value)
         if isinstance(value, Judged) and value.pictures is not None:
             pictures[value.name].append((4 * CHUNK * job[1].chunks - 3, *value.pictures))
@@ -320,15 +330,15 @@ def evaluate(
 
 
 def _results(
-    model: str, jobs: Sequence[Job], device: str, workers: int, threads: int
+    model: str, jobs: Sequence[Job], device: str, workers: int, threads: int, dtype: str
 ) -> Iterator[tuple[Job, Any]] | Iterable[tuple[Job, Any]]:
     if workers > 1:
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, context, _begin, (model, device, threads)) as pool:
+        with ProcessPoolExecutor(workers, context, _begin, (model, device, threads, dtype)) as pool:
             yield from zip(jobs, pool.map(_work, jobs), strict=True)
         return
     before = torch.get_num_threads()
-    _begin(model, device, threads)
+    _begin(model, device, threads, dtype)
     try:
         for job in jobs:
             yield job, _work(job)
@@ -363,6 +373,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--switch", type=int, default=12, help="scenes whose prompt changes")
     parser.add_argument("--no-speed", action="store_true", help="do not time 2 CPU cores")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="float32", help="of the transformer; float32 is what a CPU computes in")
     parser.add_argument("--workers", type=int, default=1, help="processes, each with its own copy of the model")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each process")
     args = parser.parse_args(argv)
@@ -376,7 +387,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         long=args.long,
         switch=args.switch,
     )
-    result = evaluate(args.model, jobs, device=args.device, workers=args.workers, threads=args.threads, log=True)
+    where = {"device": args.device, "dtype": args.dtype, "workers": args.workers, "threads": args.threads}
+    result = evaluate(args.model, jobs, **where, log=True)
     result["speed"] = speed
     result["fingerprint"] = find_layout(args.model).about.get("fingerprint")
     result["settings"] = {key: str(value) for key, value in vars(args).items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -35,11 +36,16 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--size", choices=[*SIZES], help="default: mid on a GPU, tiny on a CPU")
     parser.add_argument("--base", type=Path, help="folder for the world's files; default: one that is removed again")
-    parser.add_argument("--allocator", choices=["comfyui", "native"], default="comfyui", help="PyTorch's own: native")
+    # A card is made smaller by PyTorch's limit, which counts what its own allocator reserves, but of cudaMallocAsync
+    # only what is in use: with that, more would seem free than a card of this size has.
+    parser.add_argument("--allocator", choices=["comfyui", "native"], default="native", help="PyTorch's own: native")
     parser.add_argument("--dynamic", action="store_true", help="run the parts with DynamicVRAM")
     parser.add_argument("--vram-headroom", type=float, default=0.0, help="of DynamicVRAM, in GiB")
+    parser.add_argument("--log", action="store_true", help="ComfyUI's own messages on stderr")
     parser.add_argument("--reference", type=Path, help="latents that the walk is compared with")
     options = parser.parse_args()
+    if options.log:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
     names = options.parts.split(",")
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(NAMES)}")

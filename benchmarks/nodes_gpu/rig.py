@@ -120,6 +120,11 @@ class Rig:
         model, _, vae = self.parts
         return call("nodes.world", "LingBotStartImage", image=self.image, vae=vae, size="model", model=model)[0]
 
+    def condition(self) -> Tensor:
+        """What the encoder makes of the picture for a whole walk, [C, T, h, w] on the CPU."""
+        picture, preset = self.picture(), self.reference.world.history.start.preset
+        return picture.condition.latents(0, self.size.chunks * preset.chunk).cpu()
+
     def start(self, model: Any = None, picture: Any = None) -> Any:
         """WORLD. model: another MODEL."""
         own, _, vae = self.parts

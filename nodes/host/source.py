@@ -119,12 +119,13 @@ class HostRoom:
     def ready(self, living: Living | None) -> tuple[World, Condition]:
         """Has ComfyUI load the models, and free what is needed for the session's caches beside them."""
         source, device = self.source, self.device
-        held = 0
+        condition = source.picture.condition
+        held = condition.nbytes  # the estimate counts the encoder's state, which is there already
         if living is None:
             caches = self._spare = CachePatcher(device)
         else:
-            caches, held = patcher_of(living, device), living.cache_nbytes
-        condition = source.picture.condition
+            caches = patcher_of(living, device)
+            held += living.cache_nbytes
         comfy.model_management.load_models_gpu(
             [*source.host.patchers, patcher_of(condition, device), caches],
             memory_required=max(self.estimate.session - held, self.estimate.workspace),

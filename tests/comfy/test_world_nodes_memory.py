@@ -51,19 +51,21 @@ def asked(monkeypatch):
 
 def test_what_a_session_needs_is_asked_for_before_it_is_taken(graph, wg, asked):
     start = graph.start()
-    estimate = start.source.estimate(start.history.start.preset, chunks=1)
+    preset, picture = start.history.start.preset, start.source.picture.condition
+    estimate = start.source.estimate(preset, chunks=1)
     models, needed = asked[-1]
-    assert needed == estimate.session
+    # What is there already is not asked for twice: first the encoded picture, then also what the session holds.
+    assert needed == estimate.session - picture.nbytes < estimate.session
     assert graph.model in models
+    held, encoded = session_of(wg, start).cache_nbytes, picture.nbytes
+    assert held > 0
     _, _, world, _ = graph.advance(start, 2)
-    held = session_of(wg, world).cache_nbytes
-    assert held <= estimate.session
-    _, needed = asked[-1]
-    # What the session has already is not asked for twice.
-    assert needed <= max(estimate.session, estimate.workspace)
+    estimate = start.source.estimate(preset, chunks=2)
+    assert asked[-1][1] == max(estimate.session - held - encoded, estimate.workspace)
     wg.worlds().free()
+    encoded = picture.nbytes
     graph.advance(world, 1)
-    assert asked[-1][1] == start.source.estimate(start.history.start.preset, chunks=3).session
+    assert asked[-1][1] == start.source.estimate(preset, chunks=3).session - encoded
 
 
 def test_caches_are_counted_as_long_as_they_are_held(graph, wg):
