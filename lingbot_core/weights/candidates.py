@@ -1,7 +1,7 @@
 """Which files a model may be made of, told by their names alone: what to look at to know that it has changed.
 
-Nothing is opened, so this may be asked as often as one likes. ``layout.find_layout``, which opens files to decide, takes
-what it finds from among these.
+Nothing is opened, so this may be asked as often as one likes. What ``layout.find_layout`` takes, which opens files to
+decide, is among these.
 """
 
 from __future__ import annotations

@@ -220,7 +220,8 @@ def _folder(root: Path) -> _Found:
     else:
         raise WeightsError(
             f"{root}: no transformer found; looked for *.safetensors in it and in "
-            f"{', '.join((*TRANSFORMER_FOLDERS, MODEL_FOLDERS[0]))}"
+            f"{', '.join((*TRANSFORMER_FOLDERS, MODEL_FOLDERS[0]))}; "
+            "give the folder or the file of a LingBot-World model"
         )
     if base == EMBEDDED_TINY:
         what = "the embedded model"

@@ -179,7 +179,7 @@ def test_a_pipe_is_not_waited_for(own, tmp_path, capsys, suffix):
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)
     codes = []
-    # A thread and not a process: what has a time limit is a moment's work, and not the start of Python on a busy machine.
+    # A thread, not a process: the time limit is for a moment's work, not for the start of Python on a busy machine.
     thread = threading.Thread(target=lambda: codes.append(run(own, tmp_path / "out", "--only", "vae")), daemon=True)
     thread.start()
     thread.join(60)

@@ -248,10 +248,12 @@ def test_progress_can_be_left_out(checkpoints, tmp_path):
         ("nothing", "does not exist"),
         ("model/lingbot_world_fast/diffusion_pytorch_model-00002-of-00003.safetensors", "one of several shards"),
         ("model/lingbot_world_fast/config.json", "not a file of tensors"),
-        ("model/google", "no transformer found"),
+        ("model/google", r"no transformer found; .*; give the folder or the file of a LingBot-World model"),
+        ("empty", r"empty/transformer: there is no \*\.safetensors file in it .* download the model again, .* or give"),
     ],
 )
 def test_paths_that_are_no_model_say_what_to_give(path, message, checkpoints, tmp_path):
     checkpoints.v1(tmp_path / "model")
+    (tmp_path / "empty" / "transformer").mkdir(parents=True)
     with pytest.raises((InputFileError, WeightsError), match=message):
         find_layout(tmp_path / path)
