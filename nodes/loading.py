@@ -22,6 +22,7 @@ from .host.paths import (
 )
 from .host.precision import AS_STORED, BF16, FP8, WEIGHT_DTYPES
 from .host.worlds import require_world_model
+from .widgets import widgets_checked
 
 CATEGORY = "LingBot World"
 
@@ -83,6 +84,7 @@ class LoadWorldModel(io.ComfyNode):
         return state_of(files_of_model(model_name) if isinstance(model_name, str) else ())
 
     @classmethod
+    @widgets_checked
     def execute(cls, model_name: str, weight_dtype: str, preset: str) -> io.NodeOutput:
         choice = resolve_model(model_name)
         return io.NodeOutput(load_world_model(choice.path, weight_dtype=weight_dtype, preset=preset))
@@ -123,6 +125,7 @@ class LoadWorldFolder(io.ComfyNode):
         return state_of(files_of_folder(folder) if isinstance(folder, str) else ())
 
     @classmethod
+    @widgets_checked
     def execute(cls, folder: str, weight_dtype: str, preset: str) -> io.NodeOutput:
         parts = load_world_folder(resolve_folder(folder), weight_dtype=weight_dtype, preset=preset)
         return io.NodeOutput(parts.model, parts.clip, parts.vae)
@@ -203,6 +206,7 @@ class EstimateMemory(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         model: Any,

@@ -13,6 +13,7 @@ from ...lingbot_core.errors import InputFileError
 from ..host.camera_files import in_input_folder, list_arrays, list_cameras, typed_path
 from ..host.file_state import state_of
 from ..sockets import Camera
+from ..widgets import widgets_checked
 from .inputs import CATEGORY
 
 TYPED, BESIDE, DEFAULT = "(path below)", "beside the poses", "default"
@@ -112,6 +113,7 @@ class LingBotCameraLoad(io.ComfyNode):
         return state_of(files)
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         file: str,

@@ -14,6 +14,7 @@ from ..host.source import WorldSource, shared_host
 from ..host.start_image import StartPicture, describe_picture, encode_picture, prepare_picture
 from ..host.steering import Steering
 from ..sockets import StartImage, World, expect
+from ..widgets import widgets_checked
 from .inputs import (
     CATEGORY,
     hold_input,
@@ -59,6 +60,7 @@ class LingBotStartImage(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         image: Any,
@@ -123,6 +125,7 @@ class LingBotStartWorld(io.ComfyNode):
         return CLOSINGS.count(str(cls.hidden.unique_id), WORLDS.is_closed)
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         model: Any,
