@@ -8,11 +8,21 @@ from comfy_api.latest import io, ui
 
 from ..lingbot_core.presets import PRESETS
 from .host.estimate import AS_LOADED, LARGEST, OWN_PRESET, STEP, forecast
+from .host.file_state import state_of
 from .host.folders import load_world_folder
 from .host.models import AUTO, load_world_model
-from .host.paths import register, resolve_folder, resolve_model, world_folders, world_models
+from .host.paths import (
+    files_of_folder,
+    files_of_model,
+    register,
+    resolve_folder,
+    resolve_model,
+    world_folders,
+    world_models,
+)
 from .host.precision import AS_STORED, BF16, FP8, WEIGHT_DTYPES
 from .host.worlds import require_world_model
+from .widgets import widgets_checked
 
 CATEGORY = "LingBot World"
 
@@ -69,6 +79,12 @@ class LoadWorldModel(io.ComfyNode):
         )
 
     @classmethod
+    def fingerprint_inputs(cls, model_name: Any = None, **_: Any) -> str:
+        """Loaded again when a file was replaced under its name."""
+        return state_of(files_of_model(model_name) if isinstance(model_name, str) else ())
+
+    @classmethod
+    @widgets_checked
     def execute(cls, model_name: str, weight_dtype: str, preset: str) -> io.NodeOutput:
         choice = resolve_model(model_name)
         return io.NodeOutput(load_world_model(choice.path, weight_dtype=weight_dtype, preset=preset))
@@ -104,6 +120,12 @@ class LoadWorldFolder(io.ComfyNode):
         )
 
     @classmethod
+    def fingerprint_inputs(cls, folder: Any = None, **_: Any) -> str:
+        """Loaded again when a file was replaced under its name, was added or taken away."""
+        return state_of(files_of_folder(folder) if isinstance(folder, str) else ())
+
+    @classmethod
+    @widgets_checked
     def execute(cls, folder: str, weight_dtype: str, preset: str) -> io.NodeOutput:
         parts = load_world_folder(resolve_folder(folder), weight_dtype=weight_dtype, preset=preset)
         return io.NodeOutput(parts.model, parts.clip, parts.vae)
@@ -184,6 +206,7 @@ class EstimateMemory(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         model: Any,

@@ -31,6 +31,7 @@ class Living:
         self.rewind_depth = rewind_depth
         self.lock = threading.RLock()
         self._history, self._states = history, states
+        self._resting = False
 
     @classmethod
     def awake(cls, name: str, session: WorldSession, root: str | None = None) -> Living:
@@ -62,7 +63,12 @@ class Living:
     def state(self) -> str:
         """That of the session, or 'asleep'."""
         session = self.session
-        return "asleep" if session is None else session.state
+        return "asleep" if session is None or self._resting else session.state
+
+    @property
+    def resting(self) -> bool:
+        """Whether its caches are gone and its model is still held; see ``rest``."""
+        return self._resting
 
     @property
     def world(self) -> World | None:
@@ -92,6 +98,7 @@ class Living:
                 negative_states=self._states.negative,
                 rewind_depth=self.rewind_depth,
             )
+        self._resting = False
         self.session.resume()
         return self.session
 
@@ -114,6 +121,24 @@ class Living:
             return False
         return known.shape != states.shape or not torch.equal(known.to(states), states)
 
+    def rest(self) -> int:
+        """The part of ``sleep`` that a thread may do which must never let go of a model: gives back the caches only.
+
+        The death of a model is news to whoever keeps a list of models, and that host may be walking through it in a
+        thread of its own. Returns bytes freed, 0 while somebody drives the session.
+        """
+        with self._if_free() as free:
+            # No name is given to the session: after the lock is released it must not be this thread that lets it go.
+            if not free or self.session is None or self._resting:
+                return 0
+            freed = self.session.cache_nbytes
+            try:
+                self.session.release(image=False)
+            except SessionBusyError:
+                return 0
+            self._resting = True
+            return freed
+
     def sleep(self) -> int:
         """Gives back the caches and lets go of the model; returns bytes freed, 0 while somebody drives the session."""
         with self._if_free() as free:
@@ -127,6 +152,7 @@ class Living:
             except SessionBusyError:
                 return 0
             self._history, self._states, self.session = session.history, session.prompt_states, None
+            self._resting = False
             session.close()
             return freed
 
@@ -137,7 +163,7 @@ class Living:
                 raise SessionBusyError("this world is running; stop it first, or close it when it is done")
             if self.session is not None:
                 self.session.close()
-                self._history, self.session = self.session.history, None
+                self._history, self.session, self._resting = self.session.history, None, False
 
     @contextmanager
     def _if_free(self) -> Iterator[bool]:

@@ -44,8 +44,10 @@ class Registry:
     """Living sessions by name.
 
     sessions, cache_bytes: bounds of what is awake; beyond them the least recently driven worlds are put to sleep.
-    known: bound of all worlds; beyond it sleeping ones are forgotten. idle_seconds: after which a world is put to sleep
-    by itself; None never. Whatever the registry forgets lives on in its handles.
+    known: bound of all worlds; beyond it sleeping ones are forgotten. idle_seconds: after which a world's caches are
+    given back by a timer; None never. Whatever the registry forgets lives on in its handles.
+
+    Models are let go of by the threads that call in here, never by the timer's.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Registry:
             lock = self._leases.setdefault(str(device), threading.Lock())
         with ExitStack() as holds:
             _acquire(lock, on_wait, holds)
+            self._put_resting_to_sleep()  # before room is made: what they let go of need not be moved out of the way
             yield
 
     def living(self, handle: WorldHandle) -> Living | None:
@@ -154,11 +157,14 @@ class Registry:
         return sum(living.sleep() for living in self._all())
 
     def reap(self) -> int:
-        """Puts to sleep what was idle for too long; returns bytes freed. A timer does this, too."""
+        """Gives back the caches of what was idle for too long; returns bytes freed. The timer does this, too.
+
+        Such a world is asleep, but its model is held until the next ``lease`` or ``free``.
+        """
         if self.idle_seconds is None:
             return 0
         limit = self._clock() - self.idle_seconds
-        return sum(living.sleep() for living in self._all() if self._used.get(living.name, limit + 1) <= limit)
+        return sum(living.rest() for living in self._all() if self._used.get(living.name, limit + 1) <= limit)
 
     # Inside
 
@@ -199,6 +205,12 @@ class Registry:
         self._living.pop(name, None)
         self._used.pop(name, None)
 
+    def _put_resting_to_sleep(self) -> None:
+        """What the timer began and may not finish; see Living.rest."""
+        for living in self._all():
+            if living.resting:
+                living.sleep()
+
     def _trim(self) -> None:
         """Keeps the bounds; what somebody drives is left alone."""
         with self._mutex:
@@ -216,7 +228,7 @@ class Registry:
                     self._forget(living.name)
 
     def _wind(self) -> None:
-        """Sets the timer that puts idle worlds to sleep; it does not keep the registry alive."""
+        """Sets the timer that calls ``reap``; it does not keep the registry alive."""
         if self._timer is not None or self.idle_seconds is None:
             return
         me = weakref.ref(self)
@@ -235,7 +247,7 @@ class Registry:
             self._timer = None
         self.reap()
         with self._mutex:
-            if any(living.session is not None for living in self._living.values()):
+            if any(living.session is not None and not living.resting for living in self._living.values()):
                 self._wind()
 
 

@@ -48,7 +48,10 @@ def tensors_in(folder: Path) -> tuple[Path, ...]:
     """The files of one part: one file, or all shards of one name. Raises WeightsError when shards are missing."""
     files = tensor_files(folder)
     if not files:
-        raise WeightsError(f"{folder}: there is no *.safetensors file in it")
+        raise WeightsError(
+            f"{folder}: there is no *.safetensors file in it (nor a *.pth); download the model again, finished files "
+            "are kept, or give the file or the folder that has the weights"
+        )
     present = {file.name for file in files}
     wanted = _shards_of_index(folder) or _shards_of_names(present)
     if wanted:

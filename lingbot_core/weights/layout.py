@@ -167,7 +167,7 @@ def find_layout(
         index=read_json(found.base / "model_index.json"),
         scheduler=read_json(found.base / "scheduler" / "scheduler_config.json"),
     )
-    places = _places(found.base, found.part.files[0].parent)
+    places = places_of_parts(found.base, found.part.files[0].parent)
     source = own.source if own else None
     text = _find_text(places, source) if text_encoder is None else _given(TEXT, existing(text_encoder, "text encoder"))
     if tokenizer is not None:
@@ -220,7 +220,8 @@ def _folder(root: Path) -> _Found:
     else:
         raise WeightsError(
             f"{root}: no transformer found; looked for *.safetensors in it and in "
-            f"{', '.join((*TRANSFORMER_FOLDERS, MODEL_FOLDERS[0]))}"
+            f"{', '.join((*TRANSFORMER_FOLDERS, MODEL_FOLDERS[0]))}; "
+            "give the folder or the file of a LingBot-World model"
         )
     if base == EMBEDDED_TINY:
         what = "the embedded model"
@@ -281,16 +282,18 @@ def _single_file(file: Path) -> _Found:
         raise InputFileError(f"{file} is not a file of tensors; give its folder {file.parent}")
     if file.name.startswith(DIFFUSERS_FILE):
         return _folder(file.parent)
-    part = Part(TRANSFORMER, (file,))
-    base = file.parent
+    return _Found(file.stem, SINGLE, base_of_file(file), Part(TRANSFORMER, (file,)), (file, file.parent))
+
+
+def base_of_file(file: Path) -> Path:
+    """The folder that a single file's other parts are looked for in: ComfyUI's folder of models, or the file's own."""
     for parent in list(file.parents)[:4]:
         if parent.name in (*MODEL_FOLDERS, "checkpoints"):
-            base = parent.parent
-            break
-    return _Found(file.stem, SINGLE, base, part, (file, file.parent))
+            return parent.parent
+    return file.parent
 
 
-def _places(base: Path, files: Path) -> list[Path]:
+def places_of_parts(base: Path, files: Path) -> list[Path]:
     """Folders in which the other parts may lie, the likeliest first. files: the folder of the transformer.
 
     The first is ``base``: it and those inside it are the model's own, the others may be anybody's.
@@ -303,7 +306,7 @@ def _places(base: Path, files: Path) -> list[Path]:
 def searched_folders(layout: Layout) -> tuple[list[Path], list[Path]]:
     """Folders in or below which the transformer of a layout is looked for, and those in which its other parts are."""
     files = layout.transformer.files[0].parent
-    return [files, *(layout.base / name for name in MODEL_FOLDERS)], _places(layout.base, files)
+    return [files, *(layout.base / name for name in MODEL_FOLDERS)], places_of_parts(layout.base, files)
 
 
 def _find_vae(places: Sequence[Path], source: str | None = None) -> Part | None:

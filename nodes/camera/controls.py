@@ -20,6 +20,7 @@ from ...lingbot_core.engine.route import (
 from ...lingbot_core.errors import CameraError, LengthError
 from ...lingbot_core.presets import Preset
 from ..sockets import Camera, expect
+from ..widgets import widgets_checked
 from .inputs import (
     CATEGORY,
     chunk_input,
@@ -103,6 +104,7 @@ class LingBotControls(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         preset: str,

@@ -6,6 +6,7 @@ from comfy_api.latest import io, ui
 
 from ...lingbot_core.engine.event_rows import parse_script
 from ...lingbot_core.engine.route import route_from_events
+from ..widgets import widgets_checked
 from .inputs import (
     CATEGORY,
     chunk_input,
@@ -59,6 +60,7 @@ class LingBotWorldEvents(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         script: str,

@@ -7,6 +7,7 @@ from comfy_api.latest import io, ui
 from ...lingbot_core.camera.describe import describe_path
 from ...lingbot_core.camera.key_path import path_from_keys
 from ..sockets import Camera
+from ..widgets import widgets_checked
 from .inputs import CATEGORY, key_inputs, steps_of
 
 
@@ -40,6 +41,7 @@ class LingBotCameraKeys(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(cls, keys: str, key_steps: str = "per-video", speed: float = 1.0, turn: float = 1.0) -> io.NodeOutput:
         path = path_from_keys(keys, steps_of(key_steps, speed, turn))
         text = describe_path(path)

@@ -10,8 +10,10 @@ from comfy_api.latest import io, ui
 from ...lingbot_core.camera.describe import describe_path
 from ...lingbot_core.camera.formats.npy import load_camera_set
 from ...lingbot_core.errors import InputFileError
-from ..host.camera_files import in_input_folder, list_arrays, list_cameras, state_of, typed_path
+from ..host.camera_files import in_input_folder, list_arrays, list_cameras, typed_path
+from ..host.file_state import state_of
 from ..sockets import Camera
+from ..widgets import widgets_checked
 from .inputs import CATEGORY
 
 TYPED, BESIDE, DEFAULT = "(path below)", "beside the poses", "default"
@@ -108,9 +110,10 @@ class LingBotCameraLoad(io.ComfyNode):
         files = [source, *(folder / name for name in ("poses.npy", "intrinsics.npy", "action.npy"))]
         if intrinsics not in (None, BESIDE, DEFAULT):
             files.append(Path(in_input_folder(intrinsics)))
-        return [state_of(one) for one in files]
+        return state_of(files)
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         file: str,

@@ -11,6 +11,7 @@ from ...lingbot_core.engine.history import History
 from ...lingbot_core.engine.route import RecordedRoute
 from ..host.text_files import save_text
 from ..sockets import Controls, World, expect
+from ..widgets import widgets_checked
 from .inputs import CATEGORY
 
 
@@ -44,6 +45,7 @@ class LingBotControlsRecord(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(cls, world: Any, filename_prefix: str = "") -> io.NodeOutput:
         history = expect(getattr(world, "history", world), History, "world", "LingBot Advance World")
         record = ControlsRecord.of(history)

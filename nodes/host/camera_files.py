@@ -65,15 +65,6 @@ def typed_path(text: str) -> Path:
     return path
 
 
-def state_of(path: Path) -> tuple[str, int, int] | None:
-    """Name, time and size of a file, None where there is none: what tells whether it has to be read again."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return None
-    return str(path), found.st_mtime_ns, found.st_size
-
-
 def _is_text(name: str) -> bool:
     try:
         name.encode("utf-8")

@@ -12,8 +12,9 @@ from pathlib import Path
 import folder_paths
 
 from ...lingbot_core.errors import InputFileError
+from ...lingbot_core.weights.candidates import candidates, transformer_candidates
 from ...lingbot_core.weights.files import PICKLED, SAFETENSORS
-from ...lingbot_core.weights.layout import TINY, TRANSFORMER_FOLDERS
+from ...lingbot_core.weights.layout import EMBEDDED_TINY, TINY, TRANSFORMER_FOLDERS
 
 WORLD_FOLDER = "lingbot_world"
 """Name of our kind of model folder in ComfyUI: ``models/lingbot_world``, and a key for extra_model_paths.yaml."""
@@ -74,6 +75,20 @@ def resolve_model(name: str) -> Choice:
     """The choice of this name among `world_models`. Raises InputFileError listing them and where they come from."""
     roots = [*folder_paths.get_folder_paths(WORLD_FOLDER), *folder_paths.get_folder_paths(FILES_FOLDER)]
     return _resolve(name, world_models(), roots)
+
+
+def files_of_folder(name: str) -> list[Path]:
+    """All files that the choice of this name may be loaded from; none for a name that is not listed."""
+    return [file for path in _listed(name, world_folders()) for file in candidates(path)]
+
+
+def files_of_model(name: str) -> list[Path]:
+    """The same for its transformer alone."""
+    return [file for path in _listed(name, world_models()) for file in transformer_candidates(path)]
+
+
+def _listed(name: str, choices: list[Choice]) -> list[Path]:
+    return [choice.path or EMBEDDED_TINY for choice in choices if choice.name == name.replace("\\", "/")]
 
 
 def _resolve(name: str, choices: list[Choice], roots: list[str]) -> Choice:

@@ -151,7 +151,7 @@ def make_chunks(handle: WorldHandle, wish: Wish) -> Made:
         "length": length_text(wish, count, preset, start.fps, run.progress.frames_done),
         "controls": {"begins_at_chunk": begin, "text": route.describe(), **route.report()},
         "video": run.video.path,
-        "warnings": [*wish.notes, *route.warnings()],
+        "warnings": [*wish.notes, *wish.steering.warnings(start), *route.warnings()],
     }
     return Made(run.images, video, drive.handle, as_json(report))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from ...lingbot_core import CameraTrajectory
 from ...lingbot_core.camera.keys import KEY_STEPS
-from ...lingbot_core.engine.history import History
+from ...lingbot_core.engine.history import History, StartRecord
 from ...lingbot_core.engine.image import PreparedImage
 from ...lingbot_core.engine.route import Route, route_from_camera, route_from_keys
 from ...lingbot_core.errors import CameraError, LengthError, LingBotError
@@ -22,10 +23,14 @@ LENGTHS = ("chunks", "seconds", "all of the controls")
 
 @dataclass(frozen=True, eq=False)
 class Steering:
-    """route: None stands still. entry: where the route is entered, one of ENTRIES."""
+    """route: None stands still. entry: where the route is entered, one of ENTRIES. paces: of a camera path the longest
+    step of the route that each setting of hold makes of it; empty for other controls.
+    """
 
     route: Route | None
     entry: str = "auto"
+    hold: bool = False
+    paces: Mapping[bool, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -38,7 +43,8 @@ class Steering:
         entry: str = "auto",
         hold: bool = False,
     ) -> Steering:
-        """From a node's inputs, of which at most one may be given. hold: stand still where they end too early.
+        """From a node's inputs, of which at most one may be given. hold: stand still where they end too early; a camera
+        path then keeps its own speed, as in LingBotControls, and is spread over whole chunks otherwise.
 
         Raises CameraError, LengthError and TypeError.
         """
@@ -52,10 +58,21 @@ class Steering:
             return cls(route.with_choices(stands_still=True) if hold else route, entry)
         if camera is not None:
             path = expect(camera, CameraTrajectory, "CAMERA", "LingBotCameraKeys or LingBotCameraLoad")
-            return cls(route_from_camera(path, preset, length="hold" if hold else "compress"), entry)
+            return cls(_paced(path, preset, hold), entry, hold, _paces(path, preset))
         if keys is not None and keys.strip():
             return cls(route_from_keys(keys, preset, stands_still=hold), "beginning" if entry == "auto" else entry)
         return cls(None, entry)
+
+    def warnings(self, start: StartRecord) -> list[str]:
+        """What is odd about this steering in a world that was started so."""
+        here, other = self.paces.get(self.hold), self.paces.get(not self.hold)
+        if start.unit_rule != "clip" or here == other or start.translation_unit != other or here is None:
+            return []
+        return [
+            f"the world was started with this camera path and hold {_switch(not self.hold)}, here hold is "
+            f"{_switch(self.hold)}: its longest step is {here / other:.2f} units long instead of 1. Set hold alike "
+            "where the world starts and where it goes on"
+        ]
 
     def begin(self, history: History, image: PreparedImage, *, act: bool) -> int:
         """The route's own chunk that comes next in a world.
@@ -103,6 +120,22 @@ def still_route(preset: Preset) -> Route:
 def require_length(route: Route, begin: int, chunks: int) -> None:
     """Raises LengthError when the route is shorter than the run."""
     route.span(begin, chunks)
+
+
+def _paced(path: CameraTrajectory, preset: Preset, hold: bool) -> Route:
+    return route_from_camera(path, preset, length="hold" if hold else "compress")
+
+
+def _paces(path: CameraTrajectory, preset: Preset) -> dict[bool, float]:
+    paces = {}
+    for hold in (False, True):
+        with suppress(LengthError):  # a path that is shorter than a chunk can only be held
+            paces[hold] = _paced(path, preset, hold).translation_unit("clip")[0]
+    return paces
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
 
 
 def _named(controls: Any, camera: Any, keys: str | None) -> Sequence[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from ..host.run import Made, Wish, make_chunks
 from ..host.steering import Steering
 from ..host.video import VIDEOS
 from ..sockets import World, expect
+from ..widgets import widgets_checked
 from .inputs import CATEGORY, chunks_input, run_inputs, steering_sockets
 
 HIDDEN = [io.Hidden.unique_id, io.Hidden.prompt, io.Hidden.extra_pnginfo]
@@ -74,6 +75,7 @@ class LingBotAdvanceWorld(io.ComfyNode):
         return VIDEOS.lost(str(cls.hidden.unique_id))
 
     @classmethod
+    @widgets_checked
     def execute(
         cls, world: Any, controls: Any = None, camera: Any = None, keys: str = "", **more: Any
     ) -> io.NodeOutput:

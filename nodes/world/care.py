@@ -14,6 +14,7 @@ from ...lingbot_core.models.vae import LATENT_MEAN, LATENT_STD
 from ..host.report import about_world, as_json
 from ..host.run import WORLDS
 from ..sockets import World, expect
+from ..widgets import widgets_checked
 from .inputs import CATEGORY
 
 MADE_BY = "LingBotStartWorld or LingBotAdvanceWorld"
@@ -42,6 +43,7 @@ class LingBotCloseWorld(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(cls, world: Any, after: Any = None) -> io.NodeOutput:
         handle = expect(world, WorldHandle, "WORLD", MADE_BY)
         before = WORLDS.info(handle)
@@ -81,6 +83,7 @@ class LingBotWorldInfo(io.ComfyNode):
         return float("nan")
 
     @classmethod
+    @widgets_checked
     def execute(cls, world: Any) -> io.NodeOutput:
         handle = expect(world, WorldHandle, "WORLD", MADE_BY)
         info = WORLDS.info(handle)
@@ -116,6 +119,7 @@ class LingBotWorldLatents(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(cls, world: Any, first_chunk: int = 0) -> io.NodeOutput:
         handle = expect(world, WorldHandle, "WORLD", MADE_BY)
         records = handle.history.chunks[first_chunk:]

@@ -82,7 +82,12 @@ def steering_sockets(where: str) -> list[io.Input]:
     """CONTROLS or CAMERA. where: how they are used."""
     return [
         Controls.Input("controls", optional=True, tooltip=f"From LingBotControls. {where}"),
-        Camera.Input("camera", optional=True, tooltip=f"A camera path, in place of controls. {where}"),
+        Camera.Input(
+            "camera",
+            optional=True,
+            tooltip=f"A camera path, in place of controls: spread over whole chunks, or at its own speed with hold. "
+            f"LingBotControls knows more ways. {where}",
+        ),
     ]
 
 
@@ -210,6 +215,11 @@ def start_overrides() -> list[io.Input]:
     ]
 
 
+def hold_input(tooltip: str) -> io.Input:
+    """Whether the camera stands still at the end, and at which speed it follows a path."""
+    return io.Boolean.Input("hold", default=False, optional=True, advanced=True, tooltip=tooltip)
+
+
 def run_inputs() -> list[io.Input]:
     """How far a run goes and what comes out of it."""
     return [
@@ -269,13 +279,10 @@ def run_inputs() -> list[io.Input]:
             "another one begins. continue: at the world's number of chunks. beginning: at their first chunk, from "
             "where the camera stands.",
         ),
-        io.Boolean.Input(
-            "hold",
-            default=False,
-            optional=True,
-            advanced=True,
-            tooltip="On: where the controls are shorter than the run, the camera stands still at their end. Off: that "
-            "is an error.",
+        hold_input(
+            "On: where the controls are shorter than the run, the camera stands still at their end. Off: that is an "
+            "error. A camera path keeps its own speed with it and may be as short as you like; without it, it is "
+            "spread over whole chunks."
         ),
     ]
 

@@ -20,6 +20,7 @@ from ..host.steering import Steering
 from ..host.text import states_of
 from ..host.video import VIDEOS
 from ..sockets import StartImage, expect
+from ..widgets import widgets_checked
 from .advance import HIDDEN, as_output, run_outputs, run_wish
 from .inputs import (
     CATEGORY,
@@ -89,6 +90,7 @@ class LingBotWorldSession(io.ComfyNode):
         return f"continue {next(_revisions)}"
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         model: Any,

@@ -14,7 +14,17 @@ from ..host.source import WorldSource, shared_host
 from ..host.start_image import StartPicture, describe_picture, encode_picture, prepare_picture
 from ..host.steering import Steering
 from ..sockets import StartImage, World, expect
-from .inputs import CATEGORY, picture_inputs, preset_input, seed_input, start_overrides, start_wish, steering_sockets
+from ..widgets import widgets_checked
+from .inputs import (
+    CATEGORY,
+    hold_input,
+    picture_inputs,
+    preset_input,
+    seed_input,
+    start_overrides,
+    start_wish,
+    steering_sockets,
+)
 
 CLOSINGS = Closings()
 
@@ -50,6 +60,7 @@ class LingBotStartImage(io.ComfyNode):
         )
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         image: Any,
@@ -95,6 +106,11 @@ class LingBotStartWorld(io.ComfyNode):
                 io.Clip.Input("clip", optional=True, tooltip="Needed to change the prompt in words later."),
                 *steering_sockets(where),
                 *start_overrides(),
+                hold_input(
+                    "For a camera path: set as where it steers the world, in LingBotAdvanceWorld. On: it keeps its own "
+                    "speed and may be as short as you like; off: it is spread over whole chunks. The unit follows "
+                    "from that."
+                ),
             ],
             outputs=[
                 World.Output("world", tooltip="A place in the world; any number of nodes may go on from it."),
@@ -109,6 +125,7 @@ class LingBotStartWorld(io.ComfyNode):
         return CLOSINGS.count(str(cls.hidden.unique_id), WORLDS.is_closed)
 
     @classmethod
+    @widgets_checked
     def execute(
         cls,
         model: Any,
@@ -122,7 +139,7 @@ class LingBotStartWorld(io.ComfyNode):
         picture = expect(start_image, StartPicture, "START_IMAGE", "LingBotStartImage")
         source = WorldSource.of(model, vae, clip, picture)
         wish = start_wish(more)
-        steering = Steering.of(controls, camera, None, choose_preset(source, wish))
+        steering = Steering.of(controls, camera, None, choose_preset(source, wish), hold=more.get("hold", False))
         handle = start_world(source, wish, steering.route)
         if cls.hidden is not None and cls.hidden.unique_id is not None:
             CLOSINGS.began(str(cls.hidden.unique_id), handle.session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,11 @@ def copied(folder: Path, *parts: str) -> Path:
         source = TINY / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     return folder
+
+
+def fingerprint(node: str, name: str | None) -> str:
+    cls = getattr(part("nodes.loading"), node)
+    return cls.fingerprint_inputs(**{cls.define_schema().inputs[0].id: name, "weight_dtype": None, "preset": "auto"})
 
 
 # What is listed
@@ -208,3 +214,49 @@ def test_a_folder_in_the_manner_of_v1_loads_with_its_parts_beside_it(models):
     assert torch.equal(*words)
     latents = torch.randn(1, 16, 2, 4, 4, generator=torch.Generator().manual_seed(0))
     assert torch.equal(vae.decode(latents), embedded[2].decode(latents))
+
+
+# What is loaded again
+
+
+@pytest.mark.parametrize("node", ["LoadWorldModel", "LoadWorldFolder"])
+def test_a_file_that_was_replaced_under_its_name_is_loaded_again(models, node):
+    folder = copied(models / "lingbot_world" / "mine")
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    seen = [fingerprint(node, "mine/")]
+    assert fingerprint(node, "mine/") == seen[0]
+    execute(node, "mine/")
+    assert fingerprint(node, "mine/") == seen[0]
+    about = file.stat()
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
+    seen.append(fingerprint(node, "mine/"))
+    (folder / "world.json").write_text((folder / "world.json").read_text() + "\n")
+    seen.append(fingerprint(node, "mine/"))
+    file.unlink()
+    seen.append(fingerprint(node, "mine/"))
+    assert len(set(seen)) == 4
+    (folder / "preview.png").write_bytes(b"")
+    assert fingerprint(node, "mine/") == seen[-1]
+    # Where there is nothing to be told, neither is there an error, which would have the node run every time.
+    for name in ("gone/", "", None):
+        assert fingerprint(node, name) == fingerprint(node, "no such model")
+    assert fingerprint(node, "tiny") == fingerprint(node, "tiny") != fingerprint(node, None)
+
+
+def test_another_vae_is_no_reason_to_load_the_transformer_again(models):
+    folder = copied(models / "lingbot_world" / "mine")
+    before = [fingerprint(node, "mine/") for node in ("LoadWorldModel", "LoadWorldFolder")]
+    os.utime(folder / "vae" / "diffusion_pytorch_model.safetensors", ns=(0, 1))
+    after = [fingerprint(node, "mine/") for node in ("LoadWorldModel", "LoadWorldFolder")]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False]
+
+
+def test_a_single_file_that_was_replaced_is_loaded_again(models):
+    (models / "diffusion_models").mkdir()
+    file = models / "diffusion_models" / "mine.safetensors"
+    shutil.copy(TINY / "transformer" / "diffusion_pytorch_model.safetensors", file)
+    before = fingerprint("LoadWorldModel", "mine.safetensors")
+    assert fingerprint("LoadWorldModel", "mine.safetensors") == before
+    os.utime(file, ns=(0, 1))
+    assert fingerprint("LoadWorldModel", "mine.safetensors") != before

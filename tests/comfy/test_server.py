@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 from pathlib import Path
 
-from comfy_client import problems
+from comfy_client import files_of, problems
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,3 +41,47 @@ def test_an_error_that_quotes_half_a_character_does_not_end_the_server(client):
     entry = client.wait(client.queue({**camera, **shown}), 30)
     assert r"/half \ud83d" in problems(entry)
     assert client.run({"1": {"class_type": "SecondPackEcho", "inputs": {"text": "still here"}}})
+
+
+def test_a_model_is_loaded_again_when_its_file_was_replaced_and_not_before(server, client):
+    folder = server.base / "models" / "lingbot_world" / "replaced"
+    shutil.copytree(ROOT / "lingbot_core" / "assets" / "tiny", folder)
+    choice = {"weight_dtype": "as stored", "preset": "auto"}
+    prompt = {
+        "1": {"class_type": "LingBotLoadWorldFolder", "inputs": {"folder": "replaced/", **choice}},
+        "2": {"class_type": "LingBotLoadWorldModel", "inputs": {"model_name": "replaced/", **choice}},
+        "3": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+        "4": {"class_type": "PreviewAny", "inputs": {"source": ["2", 0]}},
+    }
+
+    def kept():
+        """Nodes whose outputs ComfyUI had from before."""
+        entry = client.wait(client.queue(prompt))
+        assert entry["status"]["status_str"] == "success", problems(entry)
+        [cached] = [set(data["nodes"]) for event, data in entry["status"]["messages"] if event == "execution_cached"]
+        return cached & {"1", "2"}
+
+    kept()
+    assert kept() == {"1", "2"}
+    os.utime(folder / "vae" / "diffusion_pytorch_model.safetensors", ns=(0, 0))
+    assert kept() == {"2"}
+    os.utime(folder / "transformer" / "diffusion_pytorch_model.safetensors", ns=(0, 0))
+    assert kept() == set()
+    assert kept() == {"1", "2"}
+
+
+def test_what_a_loader_compares_gives_no_path_away(server, client, tmp_path):
+    """ComfyUI saves it with every picture."""
+    folder = server.base / "models" / "lingbot_world" / "private"
+    shutil.copytree(ROOT / "lingbot_core" / "assets" / "tiny", folder)
+    loader = {"folder": "private/", "weight_dtype": "as stored", "preset": "auto"}
+    prompt = {
+        "1": {"class_type": "LingBotLoadWorldFolder", "inputs": loader},
+        "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+        "3": {"class_type": "EmptyImage", "inputs": {"width": 16, "height": 16, "batch_size": 1, "color": 0}},
+        "4": {"class_type": "PreviewImage", "inputs": {"images": ["3", 0]}},
+    }
+    [picture] = files_of(client.run(prompt))
+    saved = Image.open(client.download(picture, tmp_path)).text["prompt"]
+    assert json.loads(saved)["1"]["is_changed"]
+    assert str(server.base) not in saved

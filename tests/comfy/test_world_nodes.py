@@ -340,6 +340,45 @@ def test_the_camera_may_stand_still_where_the_controls_end(graph, wg, kind):
     assert np.allclose(steps[2], np.eye(4))
 
 
+@pytest.mark.parametrize("poses", [2, 32])
+def test_a_camera_with_hold_is_what_controls_that_hold_make_of_it(graph, wg, poses):
+    """Its unit included, which two ways of planning one path do not share."""
+    path, recipe = trajectory(wg, poses), preset(graph.start())
+    route = routes().route_from_camera(path, recipe, length="hold")
+    _, _, expected, report = graph.advance(graph.start(controls=route), 3, controls=route)
+    assert report["warnings"] == []
+    start = graph.start(camera=path, hold=True)
+    _, _, world, report = graph.advance(start, 3, camera=path, hold=True)
+    assert start.history.start.translation_unit == expected.history.start.translation_unit
+    assert [r.controls for r in world.history.chunks] == [r.controls for r in expected.history.chunks]
+    assert report["warnings"] == []
+    _, _, world, _ = graph.session(f"held {poses}", "restart", 3, camera=path, hold=True)
+    assert [r.controls for r in world.history.chunks] == [r.controls for r in expected.history.chunks]
+
+
+def test_a_camera_that_is_too_short_without_hold_says_so_wherever_it_is_connected(graph, wg):
+    path = trajectory(wg, 2)
+    for attempt in (lambda: graph.start(camera=path), lambda: graph.session("short", "restart", camera=path)):
+        with pytest.raises(errors("LengthError"), match=r"2 poses is shorter than one chunk of 9 .* \(hold\)"):
+            attempt()
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_camera_that_is_held_in_one_place_only_is_told(graph, wg, hold):
+    path = trajectory(wg, 32)
+    start = graph.start(camera=path, hold=hold)
+    [warning] = graph.advance(start, 1, camera=path, hold=not hold)[3]["warnings"]
+    # 21 frames of 29 poses: the steps of the path that is spread are 28 / 20 as long, and somewhat more or less where
+    # it speeds up.
+    words = ("on", "off") if hold else ("off", "on")
+    assert f"hold {words[0]}, here hold is {words[1]}: its longest step is " in warning
+    ratio = float(warning.split("longest step is ")[1].split()[0])
+    assert ratio == pytest.approx(1 / 1.4 if not hold else 1.4, rel=0.1)
+    assert "Set hold alike" in warning
+    assert graph.advance(start, 1, camera=path, hold=hold)[3]["warnings"] == []
+    assert graph.advance(start, 1, camera=trajectory(wg, 45), hold=not hold)[3]["warnings"] == []
+
+
 def test_objects_of_other_packs_are_named(graph):
     with pytest.raises(TypeError, match=r"WORLD input got a str of another pack.*LingBotStartWorld"):
         graph.advance("their world", 1)

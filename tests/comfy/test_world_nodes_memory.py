@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import threading
+import time
 import weakref
 
 import comfy.model_management as mm
@@ -130,6 +132,57 @@ def test_a_model_can_be_moved_as_long_as_a_world_runs_on_it(graph, wg):
     assert patcher() is None
 
 
+def test_an_idle_world_gives_its_caches_back_by_itself_and_its_model_with_the_next_run(graph, wg, monkeypatch):
+    """The timer has a thread of its own, and only the prompt worker may change ComfyUI's list of loaded models."""
+    registry, threads = wg.worlds(), []
+    cleanup = mm.cleanup_models  # what ComfyUI calls when a loaded model dies, in the thread that let go of it
+    monkeypatch.setattr(mm, "cleanup_models", lambda: threads.append(threading.current_thread()) or cleanup())
+    if registry._timer is not None:  # of the usual time
+        registry._timer.cancel()
+        registry._timer = None
+    monkeypatch.setattr(registry, "idle_seconds", 0.5)
+    model, _, vae = wg.call("LingBotLoadWorldFolder", folder="tiny", weight_dtype="as stored", preset="auto")
+    [image, *_] = wg.call("LingBotStartImage", image=wg.picture(), vae=vae, **wg.SIZE)
+    _, _, world, _ = graph.advance(graph.start(model=model, vae=vae, clip=None, start_image=image), 1)
+    # What stays is what ComfyUI knows of it: here the world, too, is forgotten by the cache of outputs.
+    handle, patcher, inside = world.from_source(None), weakref.ref(model), weakref.ref(model.model)
+    [caches] = [c for c in loaded_caches(wg) if getattr(c.owner, "name", None) == world.session]
+    del model, vae, image, world
+    gc.collect()
+    threads.clear()
+    before = list(mm.current_loaded_models)
+    deadline = time.monotonic() + 60
+    while registry.info(handle).state != "asleep":
+        assert time.monotonic() < deadline, "the timer did not ring"
+        time.sleep(0.02)
+    assert (registry.info(handle).cache_bytes, caches.loaded_size()) == (0, 0)
+    assert threads == []
+    assert len(mm.current_loaded_models) == len(before)
+    assert all(now is then for now, then in zip(mm.current_loaded_models, before, strict=True))
+    assert patcher() is not None
+    graph.start()
+    gc.collect()
+    assert (patcher(), inside()) == (None, None)
+    assert set(threads) <= {threading.current_thread()}
+
+
+def test_a_world_that_rests_may_go_while_comfyui_unloads(graph, wg):
+    model, clip, vae = wg.call("LingBotLoadWorldFolder", folder="tiny", weight_dtype="as stored", preset="auto")
+    [image, *_] = wg.call("LingBotStartImage", image=wg.picture(), vae=vae, **wg.SIZE)
+    start = graph.start(model=model, vae=vae, clip=clip, start_image=image)
+    graph.advance(start, 1)
+    inside, living = weakref.ref(model.model.diffusion_model), wg.worlds().living(start)
+    del model, clip, vae, image, start
+    assert living.rest() > 0
+    gc.collect()
+    other = comfy.model_patcher.ModelPatcher(torch.nn.Linear(64, 64), graph.model.load_device, torch.device("cpu"))
+    mm.load_models_gpu([other, graph.model])
+    mm.unload_all_models()
+    assert mm.current_loaded_models == []
+    gc.collect()
+    assert (living.session, inside()) == (None, None)
+
+
 def test_room_for_other_models_is_made_from_caches(graph, wg, monkeypatch):
     """ComfyUI frees a part of a model when that is enough; caches go as a whole."""
     _, _, world, _ = graph.advance(graph.start(), 1)
@@ -160,8 +213,6 @@ def test_the_state_of_a_running_session_is_not_freed(graph, wg):
     _, _, world, _ = graph.advance(graph.start(), 1)
     living = wg.worlds().living(world)
     [patcher] = [c for c in loaded_caches(wg) if c.owner is living]
-    import threading
-
     inside, leave = threading.Event(), threading.Event()
 
     def hold():

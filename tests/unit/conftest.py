@@ -102,11 +102,11 @@ class SmallWorld:
         options = {"seed": 7, **options}
         if recipe.guided:
             options = {"negative_prompt": "ugly", "negative_states": prompt_states(5), **options}
-        image = options.pop("image", self.condition)
+        image, world = options.pop("image", self.condition), options.pop("world", self.world)
         states = options.pop("prompt_states", None)
         if states is None:
             states = prompt_states(0)
-        return WorldSession.start(self.world, image, "a", preset=recipe, prompt_states=states, **options)
+        return WorldSession.start(world, image, "a", preset=recipe, prompt_states=states, **options)
 
     controls = staticmethod(walk_controls)
     states = staticmethod(prompt_states)

@@ -356,13 +356,50 @@ def test_idle_worlds_are_put_to_sleep(small):
     assert [registry.info(h).state for h in (old, new)] == ["asleep", "ready"]
 
 
-def test_a_timer_puts_idle_worlds_to_sleep(small):
-    registry = Registry(idle_seconds=-0.95)  # the timer waits for one second more
-    handle = begin(registry, small)
-    deadline = time.monotonic() + 5
-    while registry.info(handle).state != "asleep" and time.monotonic() < deadline:
+def until_asleep(registry, handle):
+    """Waits, without a call that could do the timer's work, until the timer has done it."""
+    deadline = time.monotonic() + 60
+    while registry.info(handle).state != "asleep":
+        assert time.monotonic() < deadline, "the timer did not ring"
         time.sleep(0.02)
-    assert registry.info(handle).state == "asleep"
+
+
+def test_a_timer_frees_the_caches_of_idle_worlds_and_they_go_on_bitwise(small, walks):
+    registry = Registry(idle_seconds=1.0)
+    _, handle = walk_on(registry, small, begin(registry, small), 2)
+    living = registry.living(handle)
+    held = [weakref.ref(tensor) for cache in living.session._derived.caches for tensor in cache._keys]
+    assert registry.info(handle).cache_bytes > 0
+    until_asleep(registry, handle)
+    assert registry.info(handle).cache_bytes == 0
+    assert [tensor for tensor in held if tensor() is not None] == []
+    registry.idle_seconds = None  # it has been shown, and must not come between the chunks of a slow machine
+    chunks, handle = walk_on(registry, small, handle, 4)
+    assert_walk(small, chunks, walks["window"].chunks[2:4])
+    assert registry.info(handle).state == "ready"
+
+
+def test_the_timer_rings_again_for_worlds_that_were_driven_since(small):
+    registry = Registry(idle_seconds=0.1)
+    handle = begin(registry, small)
+    until_asleep(registry, handle)
+    _, handle = walk_on(registry, small, handle, 1)
+    until_asleep(registry, handle)
+
+
+def test_the_thread_of_the_timer_never_lets_go_of_a_model(small):
+    """Its host may be walking through a list that a dying model leaves at once."""
+    registry, threads = Registry(idle_seconds=0.1), []
+    world = replace(small.world)
+    weakref.finalize(world, lambda: threads.append(threading.current_thread()))
+    handle = registry.add(small.start(world=world))
+    del world
+    until_asleep(registry, handle)
+    gc.collect()
+    assert threads == []
+    with registry.lease(torch.device("meta")):  # whoever comes next, for whatever world
+        gc.collect()
+        assert threads == [threading.current_thread()]
 
 
 def test_a_registry_is_not_kept_alive_by_its_timer(small):

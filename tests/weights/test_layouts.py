@@ -9,6 +9,7 @@ import torch
 
 from lingbot_core.engine.world import World
 from lingbot_core.errors import InputFileError, WeightsError
+from lingbot_core.weights.candidates import candidates, transformer_candidates
 from lingbot_core.weights.checkpoint import Checkpoint
 from lingbot_core.weights.keys import TEXT, VAE, native_vae_names
 from lingbot_core.weights.layout import find_layout
@@ -58,6 +59,42 @@ def test_every_layout_loads_with_the_stored_values_and_points_to_its_preset(kind
     assert_same(load_vae(layout, device=CPU, dtype=torch.float32), checkpoints.vae)
     text = load_text(layout, max_tokens=512, device=CPU, dtype=torch.bfloat16)
     assert_same(text.model, in_hf_names(checkpoints), torch.bfloat16)
+
+
+def files_of(part):
+    return {file for path in part for file in (path.rglob("*") if path.is_dir() else [path])}
+
+
+@pytest.mark.parametrize("kind", [*LAYOUTS, "beside a clone"])
+def test_every_file_that_is_taken_is_among_the_candidates(kind, checkpoints, tmp_path):
+    """The names alone, which nothing is opened for, have to say as much as a look into the files."""
+    if kind == "beside a clone":
+        whole = checkpoints.v1(tmp_path / "lingbot-world-base-cam")
+        root = (whole / "lingbot_world_fast").rename(tmp_path / "lingbot-world-fast")
+    else:
+        root = LAYOUTS[kind][0](checkpoints, tmp_path)
+    layout = find_layout(root)
+    alone = set(transformer_candidates(root))
+    assert files_of(layout.transformer.files) <= alone
+    others = files_of([*layout.vae.files, *layout.text.files, layout.tokenizer])
+    assert len(others) >= 3
+    assert not others & alone
+    if root.is_dir():
+        assert others | alone <= set(candidates(root))
+
+
+def test_candidates_are_named_without_opening_or_reaching_anything(tmp_path):
+    assert (candidates(tmp_path / "gone"), transformer_candidates(tmp_path / "gone.safetensors")) == ([], [])
+    model = tmp_path / "model"
+    for name in ("a.safetensors", "world.json", "picture.png", ".git/b.safetensors", "vae/c.safetensors", "d/d.pth"):
+        (model / name).parent.mkdir(parents=True, exist_ok=True)
+        (model / name).write_bytes(b"no model")
+    (model / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "wan_2.1_vae.safetensors").write_bytes(b"no model")
+    (tmp_path / "other.safetensors").write_bytes(b"no model")
+    own = {model / "a.safetensors", model / "world.json", model / "d/d.pth"}
+    assert set(transformer_candidates(model)) == own
+    assert set(candidates(model)) == own | {model / "vae/c.safetensors", tmp_path / "wan_2.1_vae.safetensors"}
 
 
 def test_a_world_of_published_names_encodes_a_prompt_and_reports_its_progress(checkpoints, tmp_path):
@@ -211,10 +248,12 @@ def test_progress_can_be_left_out(checkpoints, tmp_path):
         ("nothing", "does not exist"),
         ("model/lingbot_world_fast/diffusion_pytorch_model-00002-of-00003.safetensors", "one of several shards"),
         ("model/lingbot_world_fast/config.json", "not a file of tensors"),
-        ("model/google", "no transformer found"),
+        ("model/google", r"no transformer found; .*; give the folder or the file of a LingBot-World model"),
+        ("empty", r"empty/transformer: there is no \*\.safetensors file in it .* download the model again, .* or give"),
     ],
 )
 def test_paths_that_are_no_model_say_what_to_give(path, message, checkpoints, tmp_path):
     checkpoints.v1(tmp_path / "model")
+    (tmp_path / "empty" / "transformer").mkdir(parents=True)
     with pytest.raises((InputFileError, WeightsError), match=message):
         find_layout(tmp_path / path)
