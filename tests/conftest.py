@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Before triton is imported, by whomever: its interpreter then runs our kernels (tests/unit/test_pieces.py).
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,9 @@ GIB = 2**30
 
 
 @torch.no_grad()
-def measure(config: VAEConfig, height: int, width: int, device: torch.device, latents: int = 3) -> Iterator[dict[str, Any]]:
+def measure(
+    config: VAEConfig, height: int, width: int, device: torch.device, latents: int = 3
+) -> Iterator[dict[str, Any]]:
     """A row for each way: ms of ``latents`` latent frames in the middle of a clip, peak memory, error to float32."""
     torch.manual_seed(0)
     base = WanVAE(config, device=device, dtype=torch.float32).eval().requires_grad_(False)

@@ -16,7 +16,7 @@ from lingbot_core.models.dit import CausalWanDiT
 from lingbot_core.presets import Preset
 from lingbot_core.schedule import distilled_steps, flow_to_x0, renoise
 
-from ..parity import Inputs, OurRun, ReferenceRun
+from ..parity import Forward, Inputs, OurRun, ReferenceRun
 from .timing import synchronize
 
 COMMIT = 0.0
@@ -50,48 +50,41 @@ class Clock:
 
 @torch.inference_mode()
 def ours(dit: CausalWanDiT, inputs: Inputs, preset: Preset) -> dict[str, Any]:
-    """A walk. Per chunk: the camera's layers, the steps, the commit, and what of them the host was busy."""
+    """A walk; per chunk ms of the camera's layers (in `open`), of the steps and of the commit."""
     _begin(inputs.device)
     run = OurRun(dit, inputs, preset.window, preset.sink)
-    clock = Clock(inputs.device)
-    rows = []
-    for index in range(inputs.chunks):
-        clock.host = 0.0
-        clock.start()
-        with run.chunk(index) as forward:
-            row = {"camera": clock.lap()}
-            x0 = _sample(lambda x, t, f=forward: clock.call(lambda: f(x, t)), inputs, index, preset)
-            row["denoise"] = clock.lap()
-            clock.call(lambda x0=x0: run.remember(x0, COMMIT))
-            row["commit"] = clock.lap()
-        rows.append(row | {"all": round(sum(row.values()), 2), "host": round(clock.host, 2)})
-    result = {"chunks": rows, "sum_ms": round(sum(row["all"] for row in rows), 1), **_end(inputs.device, x0)}
-    del run, forward
-    return result
+    return _walk(run, inputs, preset, lambda _, x0: run.remember(x0, COMMIT))
 
 
 @torch.inference_mode()
 def reference(model: torch.nn.Module, inputs: Inputs, preset: Preset) -> dict[str, Any]:
-    """The reference's five forwards of the same chunks."""
+    """The reference's five forwards of the same chunks; it spends its camera's layers in each of them."""
     _begin(inputs.device)
     run = ReferenceRun(model, inputs, preset.window, preset.sink)
+    return _walk(run, inputs, preset, lambda forward, x0: forward(x0, COMMIT))
+
+
+def _walk(
+    run: OurRun | ReferenceRun, inputs: Inputs, preset: Preset, commit: Callable[[Forward, Tensor], Any]
+) -> dict[str, Any]:
+    """`all` is the sum of the other laps; `host`: what of it the host was busy inside forwards."""
     clock = Clock(inputs.device)
     rows = []
+    x0 = torch.zeros(1)
     for index in range(inputs.chunks):
         clock.host = 0.0
         clock.start()
         with run.chunk(index) as forward:
+            row = {"open": clock.lap()}
             x0 = _sample(lambda x, t, f=forward: clock.call(lambda: f(x, t)), inputs, index, preset)
-            row = {"denoise": clock.lap()}
-            clock.call(lambda x0=x0, f=forward: f(x0, COMMIT))
+            row["denoise"] = clock.lap()
+            clock.call(lambda f=forward, x0=x0: commit(f, x0))
             row["commit"] = clock.lap()
         rows.append(row | {"all": round(sum(row.values()), 2), "host": round(clock.host, 2)})
-    result = {"chunks": rows, "sum_ms": round(sum(row["all"] for row in rows), 1), **_end(inputs.device, x0)}
-    del run, forward
-    return result
+    return {"chunks": rows, "sum_ms": round(sum(row["all"] for row in rows), 1), **_end(inputs.device, x0)}
 
 
-def _sample(forward: Callable[[Tensor, float], Tensor], inputs: Inputs, index: int, preset: Preset) -> Tensor:
+def _sample(forward: Forward, inputs: Inputs, index: int, preset: Preset) -> Tensor:
     x = x0 = inputs.draw(index, 0)
     for i, step in enumerate(distilled_steps(preset)):
         x0 = flow_to_x0(forward(x, step.t), x, step.sigma)

@@ -222,7 +222,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, attn: Attention, pieces: Pieces
     ) -> Tensor:
-        """x: [tokens, dim] residual (float32 after the first block), which is used up; returns float32 [tokens, dim]."""
+        """x: [tokens, dim] residual (float32 after the first block), which is used up. Returns the new one, float32."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulate(time)
         dtype, eps = self.compute_dtype, self.norm1.eps
         y = self.self_attn(pieces.modulated(x, shift1, scale1, eps, dtype), layer, context, attn, pieces)
