@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
+from lingbot_core.models.attention import PRIORITY
 from lingbot_core.models.dit import DiTConfig
 
 from .random_weights import randomise
@@ -102,9 +104,10 @@ class ReferenceSession:
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-    """[1, L, heads, head_dim] as the reference's attention takes them."""
+    """[1, L, heads, head_dim] as the reference's attention takes them; the backend that ours takes first, too."""
     heads_first = (x.transpose(1, 2).to(torch.bfloat16) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*heads_first).transpose(1, 2).contiguous()
+    with sdpa_kernel(PRIORITY, set_priority=True):
+        return F.scaled_dot_product_attention(*heads_first).transpose(1, 2).contiguous()
 
 
 def _stub_packages(folder: Path) -> None:

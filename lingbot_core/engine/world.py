@@ -84,6 +84,8 @@ class World:
         kind = _dtype(dtype, where)
         bar = Progress(progress, stored_bytes(layout))
         dit = load_dit(layout, device=where, dtype=kind, attention=attention, control=control, progress=bar)
+        if where.type == "cuda":
+            dit.join()
         wan_vae = load_vae(layout, device=where, dtype=torch.float32, progress=bar)
         text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind, progress=bar)
         if text is not None and text.dim != dit.config.text_dim:
