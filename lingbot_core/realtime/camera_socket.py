@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..camera.controls import Controls, latents_of_slice
+from ..camera.controls import CameraCarry, Controls, latents_of_slice
 from ..camera.keys import KEY_STEPS
 from ..camera.pose import Array
 from ..camera.units import translation_unit
@@ -25,7 +25,7 @@ from .connection import Connection, Data, GoneError
 from .errors import MessageError
 from .host import Beginning
 from .infer import Infer, read_infer, session_id
-from .pictures import read_picture
+from .pictures import load_picture
 from .residents import Resident, StoppedError
 from .service import Service
 
@@ -120,7 +120,7 @@ class CameraSocket:
         await self._send({"type": "reset_ok", "session_id": name})
 
     async def _infer(self, message: Mapping[str, Any]) -> None:
-        request = read_infer(message)
+        request = read_infer(message, self._service.limits)
         residents = self._service.residents
         if residents.host.control == "act":
             raise MessageError("this world is steered by actions, which this socket does not carry", code="bad_camera")
@@ -177,7 +177,7 @@ class CameraSocket:
     async def _picture(self, resident: Resident, request: Infer) -> PreparedImage | None:
         if request.image is None:
             return resident.picture
-        pixels = await read_picture(request.image, self._service.limits, allow_urls=self._service.allow_urls)
+        pixels = await load_picture(request.image, self._service.limits, allow_urls=self._service.allow_urls)
         area = self._service.residents.host.area
         make = partial(prepare_image, pixels, size=request.size, area=area, mode="crop" if request.size else "area")
         return await asyncio.to_thread(make)
@@ -188,18 +188,17 @@ class CameraSocket:
         unit, rule = 1.0, FIRST_MOVE
         if request.translation_unit is not None:
             count = self._count(request)
-            latents = latents_of_slice(request.poses, count * preset.chunk, _start())
+            latents = latents_of_slice(request.poses, count * preset.chunk, CameraCarry.start())
             unit = translation_unit(request.translation_unit, latent_poses=latents, steps=KEY_STEPS["per-latent"])
             rule = unit_rule(request.translation_unit)
-        settings: dict[str, Any] = {
+        settings = {
+            "intrinsics": for_image(request.intrinsics, picture),
             "seed": request.seed or 0,
             "fps": request.fps or FPS,
             "translation_unit": unit,
             "unit_rule": rule,
             "first_delta": request.first_delta or "identity",
         }
-        if request.intrinsics is not None:
-            settings["intrinsics"] = for_image(request.intrinsics, picture)
         await residents.begin(resident, Beginning(picture, prompt, preset, settings))
         resident.settled = rule != FIRST_MOVE
 
@@ -304,14 +303,14 @@ class CameraSocket:
         await self._connection.send(pack(message))
 
 
-def _steer(drive: Drive, *, poses: Array, intrinsics: Array | None, resident: Resident) -> Controls:
+def _steer(drive: Drive, *, poses: Array, intrinsics: Array, resident: Resident) -> Controls:
     assert resident.picture is not None
     start = drive.history.start
     if not resident.settled:
         steps = np.linalg.norm(drive.controls(poses).relative[:, :3, 3], axis=1) * start.translation_unit
         if steps.max() > 0:
             drive.settle_unit(float(steps.max()), FIRST_MOVE)
-    own = None if intrinsics is None else for_image(intrinsics, resident.picture)
+    own = for_image(intrinsics, resident.picture)
     return drive.controls(poses, intrinsics=None if own == start.intrinsics else own)
 
 

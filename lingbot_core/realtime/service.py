@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
+
+from aiohttp import web
 
 from .errors import MessageError
 from .host import Host
@@ -36,6 +39,7 @@ class Service:
         self.allow_urls, self.trusted = allow_urls, trusted
         self.metrics = Metrics()
         self.connections = 0
+        self.sockets: weakref.WeakSet[web.WebSocketResponse] = weakref.WeakSet()
         self._bounds: dict[str, Any] = {
             "awake": awake, "cache_bytes": cache_bytes, "known": known, "timeout": timeout
         }  # fmt: skip
