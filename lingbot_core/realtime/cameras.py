@@ -48,7 +48,9 @@ def read_cameras(message: Mapping[str, Any], limits: Limits = DEFAULT_LIMITS) ->
         raise MessageError(f"{name} is {_kind(fields)}; send a map of intrinsics and poses", code="bad_camera")
     for field in ("poses", "intrinsics"):
         if fields.get(field) is None:
-            raise MessageError(f"{name} has no {field}; send intrinsics [N, 4] and poses [N, 4, 4]", code="missing_field")
+            raise MessageError(
+                f"{name} has no {field}; send intrinsics [N, 4] and poses [N, 4, 4]", code="missing_field"
+            )
     rows = limits.camera_rows
     poses_name, intrinsics_name = f"{name}.poses", f"{name}.intrinsics"
     given_poses = _numbers(fields["poses"], poses_name, rows * 16, f"at most {rows} poses are accepted")

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Collection
 
 import aiohttp
-from aiohttp.helpers import is_ip_address
 from yarl import URL
 
 from .addresses import PublicResolver, check_address
@@ -66,9 +65,7 @@ async def _follow(
     raise MessageError(f"{name}: its URL redirects more than {limits.redirects} times; use the picture's own URL")
 
 
-async def _read(
-    response: aiohttp.ClientResponse, media_types: Collection[str], limits: Limits, name: str
-) -> bytes:
+async def _read(response: aiohttp.ClientResponse, media_types: Collection[str], limits: Limits, name: str) -> bytes:
     if response.status != 200:
         raise MessageError(f"{name}: the server of its URL answers with status {response.status}; check the URL")
     if response.content_type.lower() not in media_types:
@@ -100,6 +97,6 @@ def _checked_url(text: str, name: str, base: URL | None = None) -> URL:
         raise MessageError(f"{name}: {text[:100]!r} is no http or https URL with a host")
     if url.user is not None or url.password is not None:
         raise MessageError(f"{name}: its URL holds a user name or a password; use one without")
-    if is_ip_address(host):  # aiohttp asks no resolver then
+    if ":" in host or host.replace(".", "").isdigit():  # an IP address, or nearly one: aiohttp asks no resolver then
         check_address(host, host)
     return url
