@@ -61,7 +61,7 @@ def mutated(pick: random.Random, message: bytes) -> bytes:
 def _lie(pick: random.Random, message: bytes) -> bytes:
     def change(pairs: list) -> dict:
         fields = dict(pairs)
-        if fields and pick.random() < 0.1:
+        if fields and pick.random() < 0.2:
             del fields[pick.choice(list(fields))]
         if b"shape" in fields and pick.random() < 0.5:
             fields[b"shape"] = pick.choice(_SHAPES)
