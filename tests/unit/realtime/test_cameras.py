@@ -139,7 +139,9 @@ def test_the_number_of_poses_is_bounded():
         assert "4096" in refusal(message(poses, ROW))
     assert len(read_cameras(message(path(3), ROW), Limits(camera_rows=3))) == 3
     assert "more than 32 numbers; at most 2 poses" in refusal(message(path(3), ROW), camera_rows=2)
-    assert "holds more than 18 numbers; at most 2 rows" in refusal(message(path(2), np.tile(ROW, (5, 1))), camera_rows=2)
+    assert "holds more than 18 numbers; at most 2 rows" in refusal(
+        message(path(2), np.tile(ROW, (5, 1))), camera_rows=2
+    )
 
 
 HUGE = {

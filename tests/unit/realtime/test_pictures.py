@@ -7,14 +7,12 @@ import base64
 import random
 import struct
 import tracemalloc
-import warnings
 import zlib
 
 import cv2
 import numpy as np
 import pytest
 
-from lingbot_core.engine.image import prepare_image
 from lingbot_core.realtime.codec import Limits, pack, unpack
 from lingbot_core.realtime.errors import MessageError
 from lingbot_core.realtime.pictures import is_web_url, load_picture, read_picture
@@ -75,23 +73,25 @@ def test_bytes_arrays_and_data_urls_are_the_same_picture(value):
     np.testing.assert_array_equal(got, PICTURE)
 
 
-@pytest.mark.parametrize("value", [JPEG, data_url(JPEG, "data:image/jpeg;base64,"), data_url(JPEG, "data:image/jpg;base64,")])
+@pytest.mark.parametrize(
+    "value", [JPEG, data_url(JPEG, "data:image/jpeg;base64,"), data_url(JPEG, "data:image/jpg;base64,")]
+)
 def test_jpegs_are_read_as_opencv_reads_them(value):
     expected = cv2.imdecode(np.frombuffer(JPEG, np.uint8), cv2.IMREAD_COLOR)[..., ::-1]
     np.testing.assert_array_equal(read_picture(value), expected)
 
 
-def test_the_array_of_a_message_becomes_one_that_torch_takes_without_a_warning():
-    got = read_picture(unpack(pack({"image": PICTURE}))["image"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepare_image(got, size=(16, 32))
+def test_the_array_of_a_message_is_copied_so_that_it_can_be_written_to():
+    sent = unpack(pack({"image": PICTURE}))["image"]
+    got = read_picture(sent)
+    assert got.flags.writeable
+    assert not np.shares_memory(got, sent)
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (PICTURE.transpose(2, 0, 1), r"has the shape \[3, 24, 40\] .*channels come first: transpose it with \(1, 2, 0\)"),
+        (PICTURE.transpose(2, 0, 1), r"has the shape \[3, 24, 40\] .*channels come first: transpose it"),
         (PICTURE[None], r"has the shape \[1, 24, 40, 3\] .*of a batch send one picture"),
         (PICTURE[..., 0], r"has the shape \[24, 40\] .*of a grey picture send three equal channels"),
         (PICTURE[..., :1], "of a grey picture send three equal channels"),
@@ -177,10 +177,10 @@ def test_pictures_with_something_wrong_are_read_or_refused():
             data[pick.randrange(len(data))] = pick.randrange(256)
         try:
             value = bytes(data) if pick.random() < 0.5 else data_url(bytes(data))
-            assert read_picture(value).ndim == 3
-            read += 1
-        except MessageError as error:
-            assert str(error).startswith("image")
+            assert read_picture(value).shape[2] == 3
+        except MessageError:
+            continue
+        read += 1
     assert 20 < read < 580
 
 
