@@ -37,7 +37,8 @@ class Resident:
 
     lock: held while a message of its owner is worked on; the next owner waits for what is left of the one before.
     stop: set when nobody waits for the owner's chunk any more. picture, prompt: the last ones, kept across a reset.
-    settled: whether its translation unit is final. broken: after an internal error, until a reset.
+    settled: whether its translation unit is final. broken: after an internal error, until a reset. event_id: of the
+    last event, kept across a reset.
     """
 
     key: Key
@@ -48,6 +49,7 @@ class Resident:
     prompt: str | None = None
     settled: bool = True
     broken: bool = False
+    event_id: int = -1
     used: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

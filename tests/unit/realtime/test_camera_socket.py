@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from lingbot_core.camera import CameraTrajectory
 from lingbot_core.camera.controls import CameraCarry, clip_controls, latents_of_slice, to_controls
 from lingbot_core.camera.units import translation_unit
 from lingbot_core.engine.image import frames_to_uint8, prepare_image
+from lingbot_core.engine.route import route_from_events
 from lingbot_core.engine.session import WorldSession
 from lingbot_core.realtime.codec import pack
 from lingbot_core.realtime.server import CAMERA
@@ -259,6 +261,46 @@ def test_after_a_reset_everything_begins_anew_and_picture_and_prompt_are_remembe
     assert np.array_equal(first, again)
 
 
+def test_a_line_of_an_event_script_steers_a_chunk_as_the_script_does(tiny, picture):
+    lines = [
+        {"event_id": 1, "frames": [["w"], ["w", "l"], []]},
+        {"event_id": 4, "prompt": "a night in winter"},
+        {"event_id": 5, "frames": [["d"], [], ["j"]]},
+    ]
+    prepared = prepare_image(picture, size=(HEIGHT, WIDTH), mode="crop")
+    route = route_from_events("\n".join(map(json.dumps, lines)), tiny.preset)
+    unit, rule = route.translation_unit()
+    session = WorldSession.start(
+        tiny, prepared, PROMPT, translation_unit=unit, unit_rule=rule, first_delta=route.first_delta
+    )
+    expected = [frames_to_uint8(session.advance(c).frames) for c in route.controls(session, prepared, act=False)]
+
+    async def scenario():
+        async with serving(tiny) as at, at.peer() as peer:
+            first = {"image": picture, "prompt": PROMPT}
+            answers = []
+            for index, line in enumerate(lines):
+                more = first if index == 0 else {}
+                answers.append(
+                    await peer.ask(
+                        event=line, request_id=f"r{index}", extra_body={**SMALL, "frames_per_chunk": 99}, **more
+                    )
+                )
+            await peer.ask(endpoint="reset", session_id=None)
+            late = [await peer.ask(event={"event_id": 5}), await peer.ask(event={"event_id": 6})]
+            twice = await peer.ask(event={"event_id": 7, "frames": [["w"]]})
+            return answers, late, twice
+
+    answers, (stale, anew), twice = run(scenario())
+    for answer, frames in zip(answers, expected, strict=True):
+        assert np.array_equal(answer["video"], frames)
+    told = [(a["request_id"], a["event_id"], a["chunk_index"]) for a in answers]
+    assert told == [("r0", 1, 0), ("r1", 4, 1), ("r2", 5, 2)]
+    assert (stale["code"], anew["event_id"], anew["chunk_index"]) == ("malformed_payload", 6, 0)
+    assert "ids must rise, also across a reset" in stale["message"]
+    assert (twice["code"], "a chunk has 3 latent frames" in twice["message"]) == ("bad_camera", True)
+
+
 # Sessions
 
 
@@ -431,6 +473,8 @@ def wrong(picture, path) -> dict[str, tuple[dict, str, str]]:
         "odd sides": ({**good, "extra_body": {"height": 33, "width": 48}}, "malformed_payload", "33"),
         "a unit": ({**good, "extra_body": {**SMALL, "translation_unit": "mile"}}, "bad_camera", "mile"),
         "a delta": ({**good, "extra_body": {"first_delta": "now"}}, "malformed_payload", "identity or from_rest"),
+        "both": ({**good, "event": {"event_id": 1}}, "bad_camera", "both an event and cameras"),
+        "an event": ({**good, "cameras": None, "event": {"event_id": -1}}, "malformed_payload", "event_id is -1"),
         "options": ({**good, "extra_body": 3}, "malformed_payload", "extra_body must be a map"),
     }  # fmt: skip
 
