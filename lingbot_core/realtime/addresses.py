@@ -42,7 +42,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 def _inside(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
     if isinstance(address, IPv4Address):
         return []
-    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    found = [address.ipv4_mapped, address.sixtofour]
     if address in _TRANSLATED:
         found.append(IPv4Address(int(address) & 0xFFFFFFFF))
     return [one for one in found if one is not None]

@@ -172,6 +172,14 @@ def test_what_is_no_message_is_refused(data, reason):
     assert caught.value.code == "malformed_payload"
 
 
+def test_what_is_cut_off_is_named():
+    assert "a string at byte 3 needs 5 bytes and has 2;" in refusal(b"\x81\xa1a\xa5ab")
+    assert "a list at byte 3 claims 3 entries and has 2 bytes for them;" in refusal(b"\x81\xa1a\x93\x01\x02")
+    assert "a map at byte 3 claims 2 entries and has 3 bytes for them;" in refusal(b"\x81\xa1a\x82\x01\x02\x03")
+    assert "a list at byte 3 has no length;" in refusal(b"\x81\xa1a\xdd\x00\x00")
+    assert "its 3 bytes end where a value should begin;" in refusal(b"\x81\xa1a")
+
+
 @pytest.mark.parametrize("message", hostile_messages.valid_messages())
 def test_a_message_that_ends_early_is_cut_off_wherever_that_is(message):
     unpack(message)

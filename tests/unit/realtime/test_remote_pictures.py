@@ -262,8 +262,11 @@ def test_three_redirects_are_followed_and_no_more(at_home):
     assert site.asked == ["/hops/4", "/hops/3", "/hops/2", "/hops/1"]
 
 
-def test_cookies_are_not_kept(at_home):
-    _, site = load("/cookie")
+def test_cookies_are_not_kept(at_home, names):
+    answers, _ = names
+    answers["cookies.example"] = ["127.0.0.1", "127.0.0.1"]
+    _, site = visit(lambda site: load_picture(f"http://cookies.example:{site.port}/cookie", LIMITS, allow_urls=True))
+    assert site.asked == ["/cookie", "/picture/png"]
     assert "Cookie" not in site.headers[1]
 
 
@@ -292,6 +295,21 @@ def test_the_connection_goes_to_the_address_that_was_checked(at_home, names):
     np.testing.assert_array_equal(got, PICTURE)
     assert asked == ["rebinding.example"]
     assert site.headers[0]["Host"] == f"rebinding.example:{site.port}"
+
+
+def test_a_redirect_looks_its_name_up_and_checks_it_again(at_home, names):
+    answers, asked = names
+    answers["rebinding.example"] = ["127.0.0.1", "10.0.0.1"]
+
+    async def fail(site: Site) -> str:
+        with pytest.raises(MessageError) as caught:
+            await load_picture(f"http://rebinding.example:{site.port}/hops/1", LIMITS, allow_urls=True)
+        return str(caught.value)
+
+    text, site = visit(fail)
+    assert "'rebinding.example' leads to an address that is not public" in text
+    assert asked == ["rebinding.example"] * 2
+    assert site.asked == ["/hops/1"]
 
 
 @pytest.mark.parametrize("found", ["10.0.0.1", "127.0.0.1 10.0.0.1", "fe80::1", "::1", "127.0.0.1 ::ffff:10.0.0.1"])
