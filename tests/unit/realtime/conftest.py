@@ -108,3 +108,18 @@ async def serving(world: World | None, **options: Any) -> AsyncIterator[Serving]
         yield Serving(service, server, client)
     await service.close()
     worker.close()
+
+
+@pytest.fixture
+def small_area(monkeypatch) -> None:
+    """Pictures of no particular size become small ones."""
+    monkeypatch.setattr(LoadedHost, "area", HEIGHT * WIDTH)
+
+
+async def hostile_peer(peer: Peer, data: bytes) -> str:
+    """What one binary message is answered with: a code, or a type."""
+    await peer.socket.send_bytes(data)
+    answer = await peer.get()
+    while answer["type"] == "frame" and answer["index"] < answer["total"] - 1:
+        answer = await peer.get()
+    return answer.get("code", answer["type"])

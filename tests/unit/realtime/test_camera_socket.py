@@ -144,7 +144,7 @@ def test_frames_as_arrays_in_parts(tiny, picture, path):
 # What is made
 
 
-@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("count", [2, 7, 9, 27])
 def test_slices_of_9_and_12_poses_are_the_offline_run(tiny, picture, path, count):
     expected, unit = offline(tiny, picture, path, 9 + 12 * (count - 1))
 
