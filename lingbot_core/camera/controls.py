@@ -24,6 +24,7 @@ __all__ = [
     "StepStatistics",
     "clip_controls",
     "latent_actions",
+    "latents_of_slice",
     "step_statistics",
     "to_controls",
     "translation_unit",
@@ -190,7 +191,7 @@ def to_controls(
         keys = tuple(format_keys(names) for names in held)
         absolute = walk(carry.pose, held, motion.steps, per_latent=True)
     else:
-        absolute = _latents_of_slice(check_poses(motion), latents, carry)
+        absolute = latents_of_slice(check_poses(motion), latents, carry)
 
     relative = relative_steps(absolute)
     if carry.latents > 0 or first_delta == "from_rest":
@@ -200,7 +201,8 @@ def to_controls(
     return controls, CameraCarry(absolute[-1], carry.latents + latents)
 
 
-def _latents_of_slice(poses: Array, latents: int, carry: CameraCarry) -> Array:
+def latents_of_slice(poses: Array, latents: int, carry: CameraCarry) -> Array:
+    """Absolute poses [latents, 4, 4] of the latent frames that poses [N, 4, 4] are for; see `to_controls`."""
     if carry.latents == 0:
         return interpolate(poses, np.linspace(0, len(poses) - 1, latents))
     # With the carried pose in front, source index i is index i + 1.

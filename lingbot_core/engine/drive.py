@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..camera.controls import CameraCarry, Controls, KeyMotion
+from ..errors import HistoryError
 from .chunk import Chunk, OnStep
 from .condition import Condition
 from .handle import WorldHandle, same_walk
@@ -114,6 +115,16 @@ class Drive:
     def set_prompt(self, prompt: str) -> None:
         """The prompt from the next chunk on."""
         self._prompt = prompt
+
+    def settle_unit(self, unit: float, rule: str) -> None:
+        """Another translation unit, as long as nothing has moved; handles from before it are of another world then.
+
+        Raises HistoryError once a chunk has moved, or where the walk does not stand at the end of its world.
+        """
+        if len(self._living.history) != len(self.history):
+            raise HistoryError("the translation unit can only be settled at the end of a world")
+        self._living.settle_unit(unit, rule)
+        self.history = self._living.history
 
     def advance(self, controls: Controls, *, on_step: OnStep | None = None, on_frames: OnFrames | None = None) -> Chunk:
         """The next chunk; see WorldSession.advance.

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ..camera.controls import CameraCarry, Controls, FirstDelta
+from ..camera.units import check_unit
 from ..errors import HistoryError
 from ..presets import Preset
 
@@ -94,6 +95,18 @@ class History:
     def with_timings(self, timings: Mapping[str, float]) -> History:
         """The same history with the timings of its last chunk set."""
         return replace(self, chunks=(*self.chunks[:-1], replace(self.chunks[-1], timings=dict(timings))))
+
+    def with_unit(self, unit: float, rule: str) -> History:
+        """The same history with another translation unit, as long as nothing has moved: then it means the same.
+
+        Raises HistoryError once a chunk has moved.
+        """
+        if moved := [c.index for c in self.chunks if c.controls.relative[:, :3, 3].any()]:
+            raise HistoryError(
+                f"the translation unit is {self.start.translation_unit:g} ({self.start.unit_rule}) since chunk "
+                f"{moved[0]} moved by it; start a new world for another one"
+            )
+        return replace(self, start=replace(self.start, translation_unit=check_unit(unit), unit_rule=rule))
 
     @property
     def carry(self) -> CameraCarry:

@@ -114,6 +114,13 @@ class Living:
                 self.session.set_prompt(record.prompt, states=states.get(record.prompt))
             self.session.adopt(record)
 
+    def settle_unit(self, unit: float, rule: str) -> None:
+        """See WorldSession.settle_unit; a sleeping world remembers it."""
+        if self.session is None:
+            self._history = self._history.with_unit(unit, rule)
+        else:
+            self.session.settle_unit(unit, rule)
+
     def knows_otherwise(self, prompt: str, states: Tensor | None) -> bool:
         """Whether this world's chunks of that prompt were made with other text states."""
         known = self.states.positive.get(prompt)

@@ -316,6 +316,11 @@ class WorldSession:
             self._next_prompt = prompt
             self._derived.prompts.tidy({*used, prompt})
 
+    def settle_unit(self, unit: float, rule: str) -> None:
+        """Another translation unit, for a path that is not known before it begins to move; see History.with_unit."""
+        with self._running():
+            self._history = self._history.with_unit(unit, rule)
+
     def rewind(self, chunks: int) -> None:
         """Keeps the first ``chunks`` chunks and forgets the rest.
 

@@ -143,15 +143,6 @@ class KVCache:
         spans = [self._span(slot, count) for slot, _, count in _runs(self._open)]
         return [(self._keys[layer][span], self._values[layer][span]) for span in spans]
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """keys, values: [frames * frame_tokens, heads, head_dim] of the open chunk, in token order; overwrites."""
-        first = 0
-        for own_keys, own_values in self.places(layer):
-            rows = slice(first, first + len(own_keys))
-            own_keys.copy_(keys[rows])
-            own_values.copy_(values[rows])
-            first = rows.stop
-
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """Everything attention may see now: two [tokens, heads, head_dim] views without a copy."""
         filled = self._span(0, len(self._slots))

@@ -28,7 +28,11 @@ def content(frame: int, layer: int, mark: int = 0) -> tuple[torch.Tensor, torch.
 def write(cache: KVCache, first: int, frames: int, mark: int = 0) -> None:
     for layer in range(SHAPE.layers):
         parts = [content(first + i, layer, mark) for i in range(frames)]
-        cache.write(layer, torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts]))
+        keys, values = torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
+        places = cache.places(layer)
+        for own, new in (([k for k, _ in places], keys), ([v for _, v in places], values)):
+            for slot, part in zip(own, new.split([len(slot) for slot in own]), strict=True):
+                slot.copy_(part)
 
 
 def chunk(cache: KVCache, first: int, frames: int, mark: int = 0) -> None:
@@ -336,7 +340,9 @@ def test_more_than_a_million_tokens_and_any_frame_number_work():
     cache = KVCache(shape, window=None, capacity=3, dtype=torch.bfloat16, device=torch.device("cpu"))
     for frame in range(3):
         cache.begin(frame, 1)
-        cache.write(0, *[torch.full((2**19, 1, 1), float(frame)) for _ in range(2)])
+        [(own_keys, own_values)] = cache.places(0)
+        own_keys.fill_(frame)
+        own_values.fill_(frame)
         cache.end()
     keys, _ = cache.view(0)
     assert len(keys) == 3 * 2**19

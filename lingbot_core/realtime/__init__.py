@@ -1,0 +1,1 @@
+"""Worlds over sockets: the published realtime protocols, inside ComfyUI and in a server of its own."""

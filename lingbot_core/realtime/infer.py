@@ -1,0 +1,144 @@
+"""One ``infer`` message of the camera socket: what is in it, checked, and nothing done yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..camera.controls import FirstDelta
+from ..camera.pose import Array
+from .cameras import read_cameras
+from .errors import MessageError
+from .limits import Limits
+
+FIELDS = frozenset(
+    {"endpoint", "session_id", "image", "prompt", "camera", "cameras", "extra_body", "keep_world", "request_id"}
+)
+OPTIONS = frozenset(
+    {"height", "width", "num_frames", "fps", "seed", "frames_per_chunk", "translation_unit", "first_delta"}
+)
+MAX_NAME, MAX_PROMPT, MAX_FRAMES = 256, 20_000, 100_000
+
+
+@dataclass(frozen=True)
+class Infer:
+    """poses: camera to world, float64 [N, 4, 4]; intrinsics: fx, fy, cx, cy of the first row, in pixels of a view of
+    832 x 480. image, prompt: None where unchanged. keep_world: a changed prompt does not begin a new world.
+    unknown: names of fields that mean nothing here.
+
+    From extra_body: size (height, width), num_frames that are wished for, fps, seed, frames_per_part (uint8 arrays of
+    so many frames in place of mp4), translation_unit and first_delta (see WorldSession.start); None where not given.
+    """
+
+    session_id: str | None
+    poses: Array
+    intrinsics: Array
+    image: Any = None
+    prompt: str | None = None
+    keep_world: bool = False
+    size: tuple[int, int] | None = None
+    num_frames: int | None = None
+    fps: float | None = None
+    seed: int | None = None
+    frames_per_part: int | None = None
+    translation_unit: str | float | None = None
+    first_delta: FirstDelta | None = None
+    unknown: tuple[str, ...] = field(default=())
+
+
+def read_infer(message: Mapping[str, Any], limits: Limits) -> Infer:
+    """Raises MessageError."""
+    options = optional(message, "extra_body", mapping) or {}
+    cameras = read_cameras(message, limits)
+    height, width = (optional(options, name, whole(1, 8192)) for name in ("height", "width"))
+    if (height is None) != (width is None):
+        raise MessageError("extra_body: give height and width together, or neither", code="missing_field")
+    return Infer(
+        session_id=session_id(message),
+        poses=cameras.poses,
+        intrinsics=cameras.intrinsics[0],
+        image=message.get("image"),
+        prompt=optional(message, "prompt", text(MAX_PROMPT)),
+        keep_world=bool(optional(message, "keep_world", boolean)),
+        size=None if height is None or width is None else (height, width),
+        num_frames=optional(options, "num_frames", whole(1, MAX_FRAMES)),
+        fps=optional(options, "fps", positive),
+        seed=optional(options, "seed", whole(0, 2**63 - 1)),
+        frames_per_part=optional(options, "frames_per_chunk", whole(1, MAX_FRAMES)),
+        translation_unit=optional(options, "translation_unit", unit),
+        first_delta=optional(options, "first_delta", one_of("identity", "from_rest")),
+        unknown=(
+            *(str(name) for name in message if name not in FIELDS),
+            *(f"extra_body.{name}" for name in options if name not in OPTIONS),
+        ),
+    )
+
+
+def session_id(message: Mapping[str, Any]) -> str | None:
+    """The session a message is for; None is the one without a name."""
+    return optional(message, "session_id", text(MAX_NAME))
+
+
+# Checks: each returns what is wanted, in words, when a value is not it.
+
+Check = Callable[[Any], str | None]
+
+
+def whole(low: int, high: int) -> Check:
+    """A whole number."""
+
+    def check(value: Any) -> str | None:
+        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return None if fits else f"a whole number from {low} to {high}"
+
+    return check
+
+
+def text(most: int) -> Check:
+    """Text."""
+    return lambda value: None if isinstance(value, str) and len(value) <= most else f"text of at most {most} characters"
+
+
+def positive(value: Any) -> str | None:
+    """A number."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 < value < 1e6
+    return None if fits else "a number above 0"
+
+
+def unit(value: Any) -> str | None:
+    """A translation unit, whose words are checked where it is resolved."""
+    fits = isinstance(value, int | float | str) and not isinstance(value, bool)
+    return None if fits else "clip, key, a percentile such as p95, or a number above 0"
+
+
+def boolean(value: Any) -> str | None:
+    """A switch."""
+    return None if isinstance(value, bool) else "true or false"
+
+
+def mapping(value: Any) -> str | None:
+    """A map of fields."""
+    return None if isinstance(value, Mapping) else "a map"
+
+
+def one_of(*names: str) -> Check:
+    """A name."""
+    return lambda value: None if value in names else " or ".join(names)
+
+
+def optional(values: Mapping[str, Any], name: str, check: Check) -> Any:
+    """A field that may be absent or null, checked; MessageError names it."""
+    value = values.get(name)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None:
+        return None
+    wanted = check(value)
+    if wanted is None:
+        return value
+    shown = repr(value)
+    raise MessageError(f"{name} must be {wanted}, not {shown[:60]}{'...' if len(shown) > 60 else ''}")

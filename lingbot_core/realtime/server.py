@@ -1,0 +1,113 @@
+"""The routes, for a server of its own and for ComfyUI's, and who may use them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from .camera_socket import CameraSocket
+from .connection import Connection
+from .service import Service
+
+CAMERA, SESSIONS = "/v1/realtime/world/camera", "/v1/realtime/sessions"
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+WEB = Path(__file__).parents[1] / "web"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Visitors:
+    """Which names of this server, and which pages, are accepted.
+
+    hosts: of the Host header, without the port; a page that was lured to a name of its own for this address is thus
+    kept out. Besides them IP addresses are accepted where ``any_address`` is set, which cannot be lured so. origins:
+    scheme://host:port of other servers' pages; a page of this server, and whoever sends no Origin, is accepted.
+    """
+
+    hosts: Collection[str] = LOCAL
+    origins: Collection[str] = ()
+    any_address: bool = False
+
+    def refusal(self, request: web.BaseRequest) -> str | None:
+        """Why a request is not answered, or None."""
+        host = request.headers.get("Host", "")
+        name = _name(host)
+        if name not in self.hosts and not (self.any_address and _is_address(name)):
+            return f"this server does not go by the name {host[:100]!r}; start it with --allow-host for that"
+        origin = request.headers.get("Origin")
+        if origin is None or origin in self.origins or urlsplit(origin).netloc == host:
+            return None
+        return f"pages of {origin[:100]!r} may not use this server; start it with --allow-origin for them"
+
+
+def routes(service: Service, visitors: Visitors) -> list[web.RouteDef]:
+    """What is the same everywhere: the sockets, and the list of sessions."""
+
+    def guarded(handler: Handler) -> Handler:
+        async def checked(request: web.Request) -> web.StreamResponse:
+            if (refusal := visitors.refusal(request)) is not None:
+                return web.json_response({"error": refusal}, status=403)
+            return await handler(request)
+
+        return checked
+
+    async def camera(request: web.Request) -> web.StreamResponse:
+        socket = await _upgrade(request, service)
+        service.connections += 1
+        try:
+            await CameraSocket(service, Connection(socket)).serve()
+        finally:
+            service.connections -= 1
+        return socket
+
+    async def sessions(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"state": service.state, "sessions": service.sessions()})
+
+    return [web.get(CAMERA, guarded(camera)), web.get(SESSIONS, guarded(sessions))]
+
+
+def application(service: Service, visitors: Visitors) -> web.Application:
+    """A server of its own: the sockets, /health, /metrics and a page to walk on."""
+    app = web.Application()
+
+    async def health(_: web.Request) -> web.StreamResponse:
+        state = service.state
+        return web.json_response({"state": state}, status=200 if state == "ready" else 503)
+
+    async def metrics(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=service.metrics.text(), content_type="text/plain", charset="utf-8")
+
+    app.add_routes([*routes(service, visitors), web.get("/health", health), web.get("/metrics", metrics)])
+    app.on_shutdown.append(lambda _: _close_sockets(service))
+    return app
+
+
+async def _close_sockets(service: Service) -> None:
+    for socket in list(service.sockets):
+        await socket.close(code=1001, message=b"the server stops")
+
+
+async def _upgrade(request: web.Request, service: Service) -> web.WebSocketResponse:
+    socket = web.WebSocketResponse(max_msg_size=service.limits.message_bytes, compress=False, heartbeat=None)
+    await socket.prepare(request)
+    service.sockets.add(socket)
+    return socket
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port and the brackets of an IPv6 address."""
+    return (urlsplit(f"//{host}").hostname or "").lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
