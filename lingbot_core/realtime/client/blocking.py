@@ -112,7 +112,7 @@ class SyncCameraClient:
 
     def _running(self) -> _LoopThread:
         if self._loop is None:
-            raise ServerGoneError("the client is not connected; connect first, or use `with`")
+            raise ServerGoneError("the client is not connected; connect first, or use it as a context manager")
         return self._loop
 
 

@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 
 from ...errors import ServerError, ServerGoneError
 from ..codec import Limits, pack, unpack
+from ..errors import MessageError
 from .images import ImageInput, image_value
-from .socket import ClientSocket
+from .socket import MAX_MESSAGE, ClientSocket
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +61,7 @@ class CameraClient:
         limits: Limits | None = None,
     ) -> None:
         self._socket = ClientSocket(url, CAMERA_PATH, timeout=timeout, heartbeat=heartbeat)
-        self._limits = limits or Limits()
+        self._limits = limits or Limits(message_bytes=MAX_MESSAGE, array_bytes=MAX_MESSAGE)
         self._config: Mapping[str, Any] | None = None
         self._answer: object | None = None  # the infer whose answer is still on its way
 
@@ -68,7 +69,9 @@ class CameraClient:
     def config(self) -> Mapping[str, Any]:
         """What the server said of itself: chunk_latent_frames, chunk_video_frames, image_resolution [H, W], fps ..."""
         if self._config is None:
-            raise ServerGoneError(f"there is no connection to {self._socket.url}; connect first, or use `async with`")
+            raise ServerGoneError(
+                f"there is no connection to {self._socket.url}; connect first, or use it as a context manager"
+            )
         return self._config
 
     @property
@@ -186,10 +189,8 @@ class CameraClient:
             raise ServerGoneError(f"{self._socket.url} sent text ({data[:80]!r}) where msgpack belongs")
         try:
             message = unpack(data, self._limits)
-        except Exception as error:
+        except MessageError as error:
             raise ServerGoneError(f"{self._socket.url} sent what is no message of this protocol: {error}") from error
-        if not isinstance(message, dict):
-            raise ServerGoneError(f"{self._socket.url} sent a {type(message).__name__} where a map belongs")
         if message.get("type") == "error":
             raise ServerError(str(message.get("code", "internal")), message.get("message", ""))
         return message

@@ -153,9 +153,7 @@ class VideoClient:
     async def _receive_fragment(self) -> bytes:
         data = await self._socket.receive()
         if isinstance(data, str):
-            raise ServerGoneError(
-                f"{self._socket.url} announced a chunk and then sent text: {data[:80]!r}"
-            )
+            raise ServerGoneError(f"{self._socket.url} announced a chunk and then sent text: {data[:80]!r}")
         return data
 
     @staticmethod
