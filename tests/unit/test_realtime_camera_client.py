@@ -335,7 +335,7 @@ def test_a_server_without_that_path_is_told_apart():
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("localhost:8189", "ws://localhost:8189/v1/realtime/world/camera"),
+        ("localhost:8760", "ws://localhost:8760/v1/realtime/world/camera"),
         ("http://host:1/", "ws://host:1/v1/realtime/world/camera"),
         ("https://host/desk", "wss://host/desk/v1/realtime/world/camera"),
         ("ws://host:1/v1/realtime/world/camera", "ws://host:1/v1/realtime/world/camera"),

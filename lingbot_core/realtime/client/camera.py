@@ -47,7 +47,7 @@ class CameraFrame:
 class CameraClient:
     """A connection to ``/v1/realtime/world/camera``; use it with ``async with``.
 
-    url: such as ``ws://127.0.0.1:8189``. One infer at a time; it is one coroutine's. A session outlives its connection:
+    url: such as ``ws://127.0.0.1:8760``. One infer at a time; it is one coroutine's. A session outlives its connection:
     after a ServerGoneError, :meth:`connect` and the same session_id go on. Raises ServerError for what the server
     refuses, ServerGoneError when it cannot be reached or went away.
     """

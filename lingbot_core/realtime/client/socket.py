@@ -158,7 +158,7 @@ def endpoint(url: str, path: str) -> str:
     except ValueError:  # an unclosed bracket, a port that is no number
         usable = False
     if not usable or any(letter.isspace() for letter in url):
-        raise ServerGoneError(f"{url!r} is no address of a server, such as ws://127.0.0.1:8189")
+        raise ServerGoneError(f"{url!r} is no address of a server, such as ws://127.0.0.1:8760")
     prefix = parts.path.rstrip("/")
     whole = prefix if prefix.endswith(path) else prefix + path
     return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, whole, parts.query, ""))
