@@ -14,16 +14,18 @@ from collections.abc import Sequence
 
 from ..errors import LingBotError
 from ..version import __version__
-from . import convert, generate, inspect, verify
+from . import convert, generate, inspect, serve, verify
 from .console import PatientStream, occupy_standard_files, patient_streams
 from .signals import Interrupts
 
-VERBS = (generate, inspect, convert, verify)
+VERBS = (generate, inspect, convert, serve, verify)
 PACKAGES = {
+    "aiohttp": "aiohttp",
     "av": "av",
     "cv2": "opencv-python",
     "einops": "einops",
     "ftfy": "ftfy",
+    "msgpack": "msgpack",
     "numpy": "numpy",
     "safetensors": "safetensors",
     "scipy": "scipy",

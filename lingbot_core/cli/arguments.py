@@ -56,6 +56,17 @@ def positive(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """A finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ArgumentTypeError(f"{text!r} must be a number of seconds, at least 0")
+    return value
+
+
 def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[float, ...]]:
     """Numbers separated by commas."""
 

@@ -16,7 +16,7 @@ from ..camera.pose import Array
 from ..camera.units import translation_unit
 from ..engine.chunk import Chunk
 from ..engine.drive import Drive
-from ..engine.image import PreparedImage, fit_size, frames_to_uint8, prepare_image
+from ..engine.image import PreparedImage, frames_to_uint8, prepare_image
 from ..engine.route.base import for_image, unit_rule
 from ..errors import CameraError, LingBotError
 from ..models.vae import TEMPORAL_STRIDE
@@ -239,7 +239,8 @@ class CameraSocket:
         )
         try:
             # The frames leave while the worker goes on with the commit.
-            await asyncio.wait({ready, made}, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {ready, made}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 await self._send_frames(resident, request, ready.result(), index, total)
         finally:
@@ -278,8 +279,7 @@ class CameraSocket:
     def _config(self) -> dict[str, Any]:
         host = self._service.residents.host
         preset = host.preset
-        # A wide picture, as the files of the published examples are for.
-        height, width = fit_size(480, 832, host.area)
+        height, width = host.size
         return {
             "patch_size": [1, 2, 2],
             "chunk_latent_frames": preset.chunk,

@@ -1,4 +1,4 @@
-"""What all sockets share: reading while a chunk runs, a bounded number of waiting messages, readers that are too slow."""
+"""What all sockets share: reading while a chunk runs, a bounded number of waiting messages, too slow readers."""
 
 from __future__ import annotations
 

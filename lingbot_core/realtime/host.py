@@ -13,7 +13,7 @@ from torch import Tensor
 from ..engine.condition import Condition, ImageCondition
 from ..engine.drive import Drive
 from ..engine.handle import WorldHandle
-from ..engine.image import PreparedImage
+from ..engine.image import PreparedImage, fit_size
 from ..engine.living import Living
 from ..engine.registry import Registry
 from ..engine.session import WorldSession
@@ -45,6 +45,11 @@ class Host(Protocol):
     @property
     def area(self) -> int:
         """Pixels of a picture at the model's own size."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width that a picture of no particular shape gets."""
         ...
 
     @property
@@ -113,6 +118,10 @@ class LoadedHost:
         return int(self.world.area)
 
     @property
+    def size(self) -> tuple[int, int]:
+        return own_size(self.world)
+
+    @property
     def control(self) -> str:
         return self.world.dit.config.control
 
@@ -143,3 +152,11 @@ class LoadedHost:
     def nbytes(self, handle: WorldHandle) -> int:
         living = self.registry.living(handle)
         return (0 if living is None else living.cache_nbytes) + int(handle.source.nbytes)
+
+
+def own_size(world: World) -> tuple[int, int]:
+    """Height and width of the pictures that a model was made from, where it says so; else those of upstream's files at
+    the model's area."""
+    if world.lens is not None:
+        return world.lens.height, world.lens.width
+    return fit_size(480, 832, world.area)

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..camera.controls import Controls
@@ -120,7 +121,7 @@ class Residents:
     async def begin(self, resident: Resident, beginning: Beginning) -> None:
         """Starts, or starts anew, the world of a session. Raises LingBotError."""
         await self.reset(resident)
-        resident.handle = await self._work(resident, lambda: self.host.begin(beginning))
+        resident.handle = await self._work(resident, partial(self.host.begin, beginning))
         start = resident.handle.history.start
         resident.stream = FragmentWriter(width=start.width, height=start.height, fps=start.fps)
 
@@ -164,7 +165,7 @@ class Residents:
         handle, resident.handle, resident.stream = resident.handle, None, None
         resident.broken, resident.settled = False, True
         if handle is not None:
-            await run(self.worker, lambda: self.host.close(handle))
+            await run(self.worker, partial(self.host.close, handle))
 
     async def end(self, resident: Resident) -> None:
         """Forgets a session."""
@@ -208,7 +209,7 @@ class Residents:
             if resident.running or handle is None:
                 continue
             held, count = held - self.nbytes_of(resident), count - 1
-            await run(self.worker, lambda handle=handle: self.host.sleep(handle))
+            await run(self.worker, partial(self.host.sleep, handle))
 
     def _make_way(self) -> None:
         if len(self._all) < self.known:

@@ -49,14 +49,6 @@ class Visitors:
 def routes(service: Service, visitors: Visitors) -> list[web.RouteDef]:
     """What is the same everywhere: the sockets, and the list of sessions."""
 
-    def guarded(handler: Handler) -> Handler:
-        async def checked(request: web.Request) -> web.StreamResponse:
-            if (refusal := visitors.refusal(request)) is not None:
-                return web.json_response({"error": refusal}, status=403)
-            return await handler(request)
-
-        return checked
-
     async def camera(request: web.Request) -> web.StreamResponse:
         socket = await _upgrade(request, service)
         service.connections += 1
@@ -69,7 +61,7 @@ def routes(service: Service, visitors: Visitors) -> list[web.RouteDef]:
     async def sessions(_: web.Request) -> web.StreamResponse:
         return web.json_response({"state": service.state, "sessions": service.sessions()})
 
-    return [web.get(CAMERA, guarded(camera)), web.get(SESSIONS, guarded(sessions))]
+    return [web.get(CAMERA, _guarded(camera, visitors)), web.get(SESSIONS, _guarded(sessions, visitors))]
 
 
 def application(service: Service, visitors: Visitors) -> web.Application:
@@ -83,9 +75,20 @@ def application(service: Service, visitors: Visitors) -> web.Application:
     async def metrics(_: web.Request) -> web.StreamResponse:
         return web.Response(text=service.metrics.text(), content_type="text/plain", charset="utf-8")
 
-    app.add_routes([*routes(service, visitors), web.get("/health", health), web.get("/metrics", metrics)])
+    app.add_routes(routes(service, visitors))
+    app.add_routes([web.get(path, _guarded(handler, visitors)) for path, handler in
+                    (("/health", health), ("/metrics", metrics))])  # fmt: skip
     app.on_shutdown.append(lambda _: _close_sockets(service))
     return app
+
+
+def _guarded(handler: Handler, visitors: Visitors) -> Handler:
+    async def checked(request: web.Request) -> web.StreamResponse:
+        if (refusal := visitors.refusal(request)) is not None:
+            return web.json_response({"error": refusal}, status=403)
+        return await handler(request)
+
+    return checked
 
 
 async def _close_sockets(service: Service) -> None:

@@ -1,0 +1,182 @@
+"""``lingbot-world serve``: worlds over sockets, without ComfyUI and without a browser."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LingBotError
+from ..presets import PRESETS
+from . import arguments
+from .generate import add_machine_arguments
+from .inspect import add_part_arguments
+
+if TYPE_CHECKING:
+    from ..realtime.host import LoadedHost
+    from ..realtime.worker import ThreadWorker
+
+PORT = 8760
+GIB, MIB = 2**30, 2**20
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Adds this verb to the subparsers of ``lingbot-world``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "serve",
+        help="serve worlds over sockets: /v1/realtime/world/camera and more",
+        description="Loads a model and serves worlds over web sockets until Ctrl-C; docs/realtime.md says what they "
+        "speak. Only this machine is answered, unless --host and --allow-host say otherwise; nobody has to log in.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", required=True, help="folder or file of a LingBot-World model, or 'tiny' for the embedded one"
+    )
+    add_part_arguments(parser.add_argument_group("parts of the model that do not lie beside it"))
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="sampling recipe (default: what the files point to)")
+
+    reach = parser.add_argument_group("who is answered")
+    reach.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)"
+    )
+    reach.add_argument(
+        "--port", type=arguments.whole(0, 65535), default=PORT, help=f"0 takes a free one (default: {PORT})"
+    )
+    reach.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="another name of this server; may be repeated"
+    )
+    reach.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="another server whose pages may connect, such as http://studio:8188; may be repeated",
+    )
+    reach.add_argument(
+        "--allow-urls", action="store_true", help="start images may be http(s) URLs; only public addresses are asked"
+    )
+    reach.add_argument(
+        "--action-root", type=arguments.path, metavar="DIR", help="clients may name camera files below this folder"
+    )
+
+    bounds = parser.add_argument_group("bounds")
+    bounds.add_argument(
+        "--sessions", type=arguments.whole(1, 4096), default=4, metavar="N", help="whose caches are kept (default: 4)"
+    )
+    bounds.add_argument(
+        "--cache-gib", type=arguments.positive, metavar="GIB", help="of all caches together (default: no bound)"
+    )
+    bounds.add_argument(
+        "--timeout",
+        type=arguments.seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="a session that nobody drives ends after it; 0: at once (default: 300)",
+    )
+    bounds.add_argument(
+        "--message-mib", type=arguments.whole(1, 1024), default=64, metavar="MIB", help="largest message (default: 64)"
+    )
+    add_machine_arguments(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is interrupted; returns 0."""
+    asyncio.run(_serve(args))
+    return 0
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    from aiohttp import web
+
+    from ..realtime.limits import Limits
+    from ..realtime.server import LOCAL, Visitors, application
+    from ..realtime.service import Service
+    from ..realtime.worker import ThreadWorker
+
+    service = Service(
+        limits=Limits(message_bytes=args.message_mib * MIB),
+        awake=args.sessions,
+        cache_bytes=None if args.cache_gib is None else int(args.cache_gib * GIB),
+        timeout=args.timeout,
+        allow_urls=args.allow_urls,
+        trusted=args.action_root,
+    )
+    open_to_all = args.host not in LOCAL
+    visitors = Visitors({*LOCAL, args.host, *args.allow_host}, frozenset(args.allow_origin), any_address=open_to_all)
+    runner = web.AppRunner(application(service, visitors), access_log=None, shutdown_timeout=5.0)
+    worker = ThreadWorker()
+    stop = _stop_on_signals()
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, args.host, args.port).start()
+        except OSError as error:
+            raise LingBotError(f"cannot listen on {args.host}:{args.port}: {error.strerror or error}") from None
+        host, port = runner.addresses[0][:2]
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        _say(f"loading {args.model}; the sockets answer already: ws://{place}/v1/realtime/world/camera")
+        loading = asyncio.ensure_future(service.load(_load(args, worker)))
+        await asyncio.wait([loading, stop], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            loading.result()
+            _say(f"ready: {args.model} on http://{place}/ (Ctrl-C ends it)")
+            await stop
+        else:
+            loading.cancel()
+    finally:
+        await runner.cleanup()
+        await service.close()
+        worker.close()
+
+
+async def _load(args: argparse.Namespace, worker: ThreadWorker) -> tuple[LoadedHost, ThreadWorker]:
+    from ..realtime.worker import run as run_on
+
+    return await run_on(worker, partial(_load_world, args)), worker
+
+
+def _load_world(args: argparse.Namespace) -> LoadedHost:
+    from ..engine.world import World
+    from ..realtime.host import LoadedHost
+    from .loading import LoadingBar
+    from .threads import limit_threads
+
+    limit_threads()
+    with LoadingBar() as bar:
+        world = World.load(
+            args.model,
+            vae=args.vae,
+            text_encoder=args.text_encoder,
+            tokenizer=args.tokenizer,
+            preset=args.preset,
+            device=args.device,
+            dtype=args.dtype,
+            attention=args.attention,
+            progress=bar,
+        )
+    return LoadedHost(world)
+
+
+def _stop_on_signals() -> asyncio.Future[None]:
+    """Done at the first Ctrl-C or SIGTERM; where the event loop cannot catch them, they interrupt as ever."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[None] = loop.create_future()
+
+    def ask() -> None:
+        if not stop.done():
+            stop.set_result(None)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, ask)
+        except (NotImplementedError, RuntimeError):
+            break
+    return stop
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
