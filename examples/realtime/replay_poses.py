@@ -34,9 +34,8 @@ def replay(args: argparse.Namespace, client: SyncCameraClient) -> Iterator[bytes
     asked = parts[: args.infers]
     used = sum(map(len, asked))
     unit = clip_maximum(path.poses[:used])
-    print(
-        f"{len(path)} poses: {len(asked)} infers of {len(parts[0])} and then {4 * client.chunk} poses, unit {unit:.6g}"
-    )
+    print(f"{len(path)} poses: {len(asked)} infers of {len(parts[0])} and then {4 * client.chunk} poses")
+    print(f"translation unit {unit:.6g}, the longest step of these poses")
     if args.infers is None:
         print(f"{len(left_over)} poses left over")
     client.reset(args.session_id)  # the name may have a world from an earlier replay

@@ -25,7 +25,7 @@ def as_numpy(value: dict[bytes, object]) -> np.ndarray:
 
 
 class World:
-    """A stand-in world: 9 frames, then 12 for every infer, each chunk in a grey of its own. ``asked`` are the infers."""
+    """A stand-in world: 9 frames, then 12 for every infer, each chunk in its own grey. ``asked`` are the infers."""
 
     def __init__(self, gone_after: int | None = None) -> None:
         self.asked: list[dict] = []
