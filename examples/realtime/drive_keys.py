@@ -19,9 +19,7 @@ WIDTH, HEIGHT = 832, 480
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "keys", help='keys and latent frames, such as "w-2,wl-3" (w a s d move, i j k l look)'
-    )
+    parser.add_argument("keys", help='keys and latent frames, such as "w-2,wl-3" (w a s d move, i j k l look)')
     parser.add_argument("--image", type=Path, required=True, help="start picture")
     parser.add_argument("--prompt", required=True, help="what is seen")
     parser.add_argument("--server", default="ws://127.0.0.1:8760", help="address (default: %(default)s)")
