@@ -341,6 +341,12 @@ def test_the_page_fits_and_can_be_read(open_player, width, dark, tmp_path):
         "() => [getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
     )
     assert contrast(ink, paper) > 7
+    boxes = {key.get_attribute("data-key"): key.bounding_box() for key in page.locator("[data-key]").all()}
+    for up, left, down, right in ("wasd", "ijkl"):
+        assert all(min(boxes[key]["width"], boxes[key]["height"]) >= 44 for key in (up, left, down, right))
+        assert boxes[up]["y"] + boxes[up]["height"] <= boxes[down]["y"]
+        assert boxes[left]["x"] + boxes[left]["width"] <= boxes[down]["x"]
+        assert boxes[down]["x"] + boxes[down]["width"] <= boxes[right]["x"]
     for field in page.locator("input, textarea, button").all():
         name = field.evaluate("field => field.ariaLabel || field.labels?.[0]?.textContent || field.textContent")
         assert name.strip()
