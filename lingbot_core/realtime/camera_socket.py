@@ -36,10 +36,11 @@ FPS = 16.0
 
 @dataclass(frozen=True, eq=False)
 class _Pictures:
-    """A chunk as it leaves the worker. frames: uint8 [T, H, W, 3]."""
+    """A chunk as it leaves the worker. frames: uint8 [T, H, W, 3]. unit: what its translations were divided by."""
 
     chunk: Chunk
     frames: np.ndarray
+    unit: float
 
 
 class CameraSocket:
@@ -116,7 +117,9 @@ class CameraSocket:
     async def _reset(self, message: Mapping[str, Any]) -> None:
         name = session_id(message)
         resident = await self._claim(name)
-        await self._service.residents.reset(resident)
+        async with resident.lock:
+            self._still_ours(resident)
+            await self._service.residents.reset(resident)
         await self._send({"type": "reset_ok", "session_id": name})
 
     async def _infer(self, message: Mapping[str, Any]) -> None:
@@ -125,12 +128,19 @@ class CameraSocket:
         if residents.host.control == "act":
             raise MessageError("this world is steered by actions, which this socket does not carry", code="bad_camera")
         resident = await self._claim(request.session_id)
-        if resident.broken:
-            raise MessageError("this session failed; reset it first", code="internal")
-        prompt = await self._settle(resident, request)
-        parts = self._parts(resident, request)
-        for index, part in enumerate(parts):
-            await self._chunk(resident, request, part, prompt if index == 0 else None, index, len(parts))
+        async with resident.lock:
+            self._still_ours(resident)
+            if resident.broken:
+                raise MessageError("this session failed; reset it first", code="internal")
+            prompt = await self._settle(resident, request)
+            parts = self._parts(resident, request)
+            for index, part in enumerate(parts):
+                self._still_ours(resident)
+                await self._chunk(resident, request, part, prompt if index == 0 else None, index, len(parts))
+
+    def _still_ours(self, resident: Resident) -> None:
+        if resident.owner is not self:
+            raise StoppedError
 
     def _gone(self) -> None:
         if self._resident is not None:
@@ -230,12 +240,12 @@ class CameraSocket:
                 ready.set_result(pictures)
 
         def on_frames(chunk: Chunk) -> None:
-            pictures = _Pictures(chunk, frames_to_uint8(chunk.frames))
+            pictures = _Pictures(chunk, frames_to_uint8(chunk.frames), steering.unit)
             loop.call_soon_threadsafe(deliver, pictures)
 
-        steer = partial(_steer, poses=poses, intrinsics=request.intrinsics, resident=resident)
+        steering = _Steering(resident, poses, request.intrinsics)
         made = asyncio.ensure_future(
-            self._service.residents.advance(resident, steer, prompt=prompt, on_frames=on_frames)
+            self._service.residents.advance(resident, steering.controls, prompt=prompt, on_frames=on_frames)
         )
         try:
             # The frames leave while the worker goes on with the commit.
@@ -245,7 +255,7 @@ class CameraSocket:
                 await self._send_frames(resident, request, ready.result(), index, total)
         finally:
             seconds = await made
-            resident.settled = resident.settled or _moved(resident)
+            resident.settled = resident.settled or steering.moves
         self._service.metrics.chunk(ready.result().frames.shape[0], seconds)
 
     async def _send_frames(
@@ -255,6 +265,7 @@ class CameraSocket:
         common = {
             "type": "frame",
             "chunk_id": chunk.index,
+            "translation_unit": pictures.unit,
             "stage_durations": dict(chunk.timings),
             **self._unknown(request),
         }
@@ -303,23 +314,22 @@ class CameraSocket:
         await self._connection.send(pack(message))
 
 
-def _steer(drive: Drive, *, poses: Array, intrinsics: Array, resident: Resident) -> Controls:
-    assert resident.picture is not None
-    start = drive.history.start
-    if not resident.settled:
-        steps = np.linalg.norm(drive.controls(poses).relative[:, :3, 3], axis=1) * start.translation_unit
-        if steps.max() > 0:
-            drive.settle_unit(float(steps.max()), FIRST_MOVE)
-    own = for_image(intrinsics, resident.picture)
-    return drive.controls(poses, intrinsics=None if own == start.intrinsics else own)
+class _Steering:
+    """Poses of one chunk as its controls. unit: the translation unit they are in. moves: whether they move at all."""
 
+    def __init__(self, resident: Resident, poses: Array, intrinsics: Array) -> None:
+        self._resident, self._poses, self._intrinsics = resident, poses, intrinsics
+        self.unit, self.moves = 1.0, False
 
-def _moved(resident: Resident) -> bool:
-    chunks = () if resident.handle is None else resident.handle.history.chunks
-    return bool(chunks) and bool(chunks[-1].controls.relative[:, :3, 3].any())
-
-
-def _start() -> Any:
-    from ..camera.controls import CameraCarry
-
-    return CameraCarry.start()
+    def controls(self, drive: Drive) -> Controls:
+        """Called by the worker. A unit that waits for the first move is settled here."""
+        assert self._resident.picture is not None
+        controls = drive.controls(self._poses)
+        longest = float(np.linalg.norm(controls.relative[:, :3, 3], axis=1).max())
+        self.moves = longest > 0
+        if self.moves and not self._resident.settled:
+            drive.settle_unit(longest * drive.history.start.translation_unit, FIRST_MOVE)
+        start = drive.history.start
+        self.unit = start.translation_unit
+        own = for_image(self._intrinsics, self._resident.picture)
+        return drive.controls(self._poses, intrinsics=None if own == start.intrinsics else own)
