@@ -13,7 +13,7 @@ from lingbot_core.engine.fragments import FragmentWriter
 from lingbot_core.errors import LengthError, VideoError
 from lingbot_core.realtime.client import clip_maximum, slices, write_mp4
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def example(name: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from video_file import read_video
 
 from lingbot_core.engine.fragments import FragmentWriter
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATH = "/v1/realtime/world/camera"
 
 
