@@ -39,7 +39,9 @@ export class FragmentPlayer {
     this.#failed = failed;
     this.#opened = new Promise((done) => this.#media.addEventListener("sourceopen", done, { once: true }));
     video.disableRemotePlayback = true; // ManagedMediaSource asks for it
-    video.src = URL.createObjectURL(this.#media);
+    const address = URL.createObjectURL(this.#media);
+    this.#opened.then(() => URL.revokeObjectURL(address));
+    video.src = address;
     video.addEventListener("error", () => this.#fail(`The video cannot be decoded: ${video.error?.message || "unknown"}.`));
   }
 

@@ -409,6 +409,28 @@ def test_the_blocking_client_goes_on_after_a_server_that_vanished():
     assert answer.chunk_id == again.chunk_id == 1
 
 
+def test_what_nobody_takes_is_held_up_to_a_bound_and_nothing_is_lost(monkeypatch):
+    from lingbot_core.realtime.client import socket as client_socket
+
+    monkeypatch.setattr(client_socket, "MAX_WAITING", 1_000_000)
+    video = b"\xc5\xea\x60" + bytes(60_000)
+    count = 100  # times 60 kB: six times the bound
+    talk, _ = answering([frame(video, index=index, total=count) for index in range(count)])
+
+    async def slow(client: CameraClient):
+        taken = 0
+        async for answer in client.infer(POSES, LENS):
+            if taken == 0:
+                await asyncio.sleep(0.5)
+                assert 900_000 < client._socket._held < 1_100_000
+            assert (answer.index, len(answer.video)) == (taken, 60_000)
+            taken += 1
+        return taken
+
+    with play(talk) as stub:
+        assert run(stub, slow) == count
+
+
 def test_an_idle_connection_with_its_own_heartbeat_stays():
     talk, _ = answering([frame(MOOF)])
 
