@@ -32,8 +32,8 @@ def is_public(address: str) -> bool:
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address) and (address.is_site_local or address.scope_id is not None):
         return False
-    # An IPv4 address written as IPv6 is judged by what is inside it; Python versions differ on the outside.
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+    # These two stand for the IPv4 address inside and are judged by it; Python versions differ on the outside.
+    if isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in _TRANSLATED):
         return True
     special = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
     return address.is_global and not (special or address.is_private or address.is_unspecified)

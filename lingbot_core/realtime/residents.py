@@ -147,6 +147,7 @@ class Residents:
         def on_step(step: int, total: int) -> None:
             if stop.is_set():
                 raise StoppedError
+            host.check()
 
         def work() -> tuple[WorldHandle, Mapping[str, float]]:
             on_step(0, 0)

@@ -46,8 +46,8 @@ class Visitors:
         return f"pages of {origin[:100]!r} may not use this server; start it with --allow-origin for them"
 
 
-def routes(service: Service, visitors: Visitors) -> list[web.RouteDef]:
-    """What is the same everywhere: the sockets, and the list of sessions."""
+def routes(service: Service, visitors: Callable[[], Visitors]) -> list[web.RouteDef]:
+    """What is the same everywhere: the sockets, and the list of sessions. visitors: asked at every request."""
 
     async def camera(request: web.Request) -> web.StreamResponse:
         socket = await _upgrade(request, service)
@@ -75,16 +75,16 @@ def application(service: Service, visitors: Visitors) -> web.Application:
     async def metrics(_: web.Request) -> web.StreamResponse:
         return web.Response(text=service.metrics.text(), content_type="text/plain", charset="utf-8")
 
-    app.add_routes(routes(service, visitors))
-    app.add_routes([web.get(path, _guarded(handler, visitors)) for path, handler in
+    app.add_routes(routes(service, lambda: visitors))
+    app.add_routes([web.get(path, _guarded(handler, lambda: visitors)) for path, handler in
                     (("/health", health), ("/metrics", metrics))])  # fmt: skip
     app.on_shutdown.append(lambda _: _close_sockets(service))
     return app
 
 
-def _guarded(handler: Handler, visitors: Visitors) -> Handler:
+def _guarded(handler: Handler, visitors: Callable[[], Visitors]) -> Handler:
     async def checked(request: web.Request) -> web.StreamResponse:
-        if (refusal := visitors.refusal(request)) is not None:
+        if (refusal := visitors().refusal(request)) is not None:
             return web.json_response({"error": refusal}, status=403)
         return await handler(request)
 
@@ -92,8 +92,7 @@ def _guarded(handler: Handler, visitors: Visitors) -> Handler:
 
 
 async def _close_sockets(service: Service) -> None:
-    for socket in list(service.sockets):
-        await socket.close(code=1001, message=b"the server stops")
+    await service.hang_up("the server stops")
 
 
 async def _upgrade(request: web.Request, service: Service) -> web.WebSocketResponse:
