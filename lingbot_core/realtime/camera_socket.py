@@ -43,6 +43,14 @@ class _Pictures:
     unit: float
 
 
+@dataclass
+class _Count:
+    """Answers to one message, of all its chunks together."""
+
+    total: int
+    index: int = 0
+
+
 class CameraSocket:
     """One connection. It drives one session at a time; another session_id ends that one."""
 
@@ -141,9 +149,10 @@ class CameraSocket:
                 )
             prompt = await self._settle(resident, request)
             parts = self._parts(resident, request)
+            count = _Count(total=self._pieces(resident, request, len(parts)))
             for index, part in enumerate(parts):
                 self._still_ours(resident)
-                await self._chunk(resident, request, part, prompt if index == 0 else None, index, len(parts))
+                await self._chunk(resident, request, part, prompt if index == 0 else None, count)
             if request.event is not None:
                 resident.event_id = request.event.event_id
 
@@ -263,8 +272,7 @@ class CameraSocket:
         request: Infer,
         motion: Array | KeyMotion,
         prompt: str | None,
-        index: int,
-        total: int,
+        count: _Count,
     ) -> None:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[_Pictures] = loop.create_future()
@@ -286,15 +294,13 @@ class CameraSocket:
             waited: set[asyncio.Future[Any]] = {ready, made}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                await self._send_frames(resident, request, ready.result(), index, total)
+                await self._send_frames(resident, request, ready.result(), count)
         finally:
             seconds = await made
             resident.settled = resident.settled or steering.moves
         self._service.metrics.chunk(ready.result().frames.shape[0], seconds)
 
-    async def _send_frames(
-        self, resident: Resident, request: Infer, pictures: _Pictures, index: int, total: int
-    ) -> None:
+    async def _send_frames(self, resident: Resident, request: Infer, pictures: _Pictures, count: _Count) -> None:
         chunk, frames = pictures.chunk, pictures.frames
         common = {
             "type": "frame",
@@ -309,12 +315,21 @@ class CameraSocket:
         size = request.frames_per_part
         if size is None:
             assert resident.stream is not None
-            video = await asyncio.to_thread(resident.stream.push, frames)
-            await self._send({**common, "index": index, "total": total, "video": video})
-            return
-        parts = [frames[i : i + size] for i in range(0, len(frames), size)]
-        for number, part in enumerate(parts):
-            await self._send({**common, "index": number, "total": len(parts), "video": part})
+            pieces: list[Any] = [await asyncio.to_thread(resident.stream.push, frames)]
+        else:
+            pieces = [frames[i : i + size] for i in range(0, len(frames), size)]
+        for piece in pieces:
+            await self._send({**common, "index": count.index, "total": count.total, "video": piece})
+            count.index += 1
+
+    def _pieces(self, resident: Resident, request: Infer, chunks: int) -> int:
+        """Answers that a message of so many chunks gets."""
+        assert resident.handle is not None
+        history, size = resident.handle.history, request.frames_per_part
+        if size is None:
+            return chunks
+        frames, made = history.start.preset.frames, len(history)
+        return sum(-(-(frames(i + 1) - frames(i)) // size) for i in range(made, made + chunks))
 
     def _unknown(self, request: Infer) -> dict[str, Any]:
         """Names that mean nothing here, once for each."""

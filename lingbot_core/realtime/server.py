@@ -75,9 +75,13 @@ def application(service: Service, visitors: Visitors) -> web.Application:
     async def metrics(_: web.Request) -> web.StreamResponse:
         return web.Response(text=service.metrics.text(), content_type="text/plain", charset="utf-8")
 
+    async def page(_: web.Request) -> web.StreamResponse:
+        return web.FileResponse(WEB / "player.html")
+
     app.add_routes(routes(service, lambda: visitors))
     app.add_routes([web.get(path, _guarded(handler, lambda: visitors)) for path, handler in
-                    (("/health", health), ("/metrics", metrics))])  # fmt: skip
+                    (("/health", health), ("/metrics", metrics), ("/", page))])  # fmt: skip
+    app.router.add_static("/", WEB)
     app.on_shutdown.append(lambda _: _close_sockets(service))
     return app
 

@@ -141,6 +141,22 @@ def test_frames_as_arrays_in_parts(tiny, picture, path):
     assert all(p["video"].dtype == np.uint8 for p in parts)
 
 
+def test_parts_are_counted_over_all_chunks_of_an_answer(tiny, picture, path):
+    async def scenario():
+        async with serving(tiny) as at, at.peer() as peer:
+            await peer.send(**begin(picture, path, frames_per_chunk=5, num_frames=21))
+            answers = [await peer.get()]
+            while answers[-1]["index"] < answers[-1]["total"] - 1:
+                answers.append(await peer.get())
+            assert (await peer.ask(endpoint="reset", session_id="one"))["type"] == "reset_ok"
+            return answers
+
+    answers = run(scenario())
+    assert [(a["chunk_id"], a["index"], a["total"], len(a["video"])) for a in answers] == [
+        (0, 0, 5, 5), (0, 1, 5, 4), (1, 2, 5, 5), (1, 3, 5, 5), (1, 4, 5, 2),
+    ]  # fmt: skip
+
+
 # What is made
 
 
