@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from functools import partial
@@ -162,13 +163,16 @@ def _load_world(args: argparse.Namespace) -> LoadedHost:
 
 
 def _stop_on_signals() -> asyncio.Future[None]:
-    """Done at the first Ctrl-C or SIGTERM; where the event loop cannot catch them, they interrupt as ever."""
+    """Done at the first Ctrl-C or SIGTERM, which lets the worker come to the end of its step, or of a model's loading;
+    the second one ends at once. Where the event loop cannot catch them, they interrupt as ever."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[None] = loop.create_future()
 
     def ask() -> None:
-        if not stop.done():
-            stop.set_result(None)
+        if stop.done():
+            os._exit(130)
+        stop.set_result(None)
+        _say("ending as soon as the running step is over; Ctrl-C again ends at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         try:

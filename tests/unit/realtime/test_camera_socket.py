@@ -402,8 +402,10 @@ def test_a_client_that_vanishes_leaves_neither_a_world_nor_an_error_behind(tiny,
             await at.until(lambda: not len(residents))
             go_ahead.set()
             await at.until(lambda: not resident.lock.locked() and not residents._ends)
-            return resident.handle, residents.host.registry._all(), at.service.metrics.count(
-                "errors_total", code="internal"
+            return (
+                resident.handle,
+                residents.host.registry._all(),
+                at.service.metrics.count("errors_total", code="internal"),
             )
 
     assert run(scenario()) == (None, [], 0)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,3 +160,22 @@ def test_a_killed_server_is_one_error_and_the_client_connects_to_the_next_one():
         with ServeProcess(port=server.port):
             client.connect()
             assert [len(part) for part in walk(client, poses, lens, **first)] == [9]
+
+
+def test_a_second_interrupt_ends_a_server_whose_model_goes_on_loading():
+    slow = (
+        "import sys, time; from lingbot_core.engine.world import World; from lingbot_core.cli import main; "
+        "World.load = lambda *a, **k: (print('loads', file=sys.stderr, flush=True), time.sleep(60)); "
+        "sys.exit(main(['serve', '--model', 'tiny', '--port', '0']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", slow], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            while process.stderr.readline() != "loads\n":
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert "Ctrl-C again ends at once" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+        finally:
+            process.kill()
