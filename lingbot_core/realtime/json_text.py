@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, NoReturn
 
 from .errors import MessageError
@@ -53,8 +54,7 @@ def _too_deep(limits: Limits) -> MessageError:
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        (twice, _), = Counter(name for name, _ in pairs).most_common(1)
         raise MessageError(f"an object has the field {twice[:40]!r} twice; send it once")
     return fields
 
