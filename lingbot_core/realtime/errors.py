@@ -32,4 +32,4 @@ class MessageError(LingBotError):
 
     def __init__(self, message: object = "", *, code: Code = "malformed_payload") -> None:
         super().__init__(message)
-        self.code = code
+        self.code: Code = code

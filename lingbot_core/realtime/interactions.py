@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ..camera.pose import Array, check_poses
 from ..errors import CameraError
 from .deltas import approach_poses, velocity_poses
@@ -86,11 +88,13 @@ class Turn:
 class Interactions:
     """Those of one session.
 
-    latents: frames of a chunk. start: the pose that targets are relative to, [4, 4]. steerable: the model follows poses.
+    latents: frames of a chunk. steerable: whether the model follows poses. start: the pose that targets are relative
+    to, [4, 4]; it may be set as long as no chunk has begun.
     """
 
-    def __init__(self, latents: int, start: Array, *, steerable: bool = True) -> None:
-        self._latents, self._start, self._steerable = latents, start, steerable
+    def __init__(self, latents: int, *, steerable: bool = True) -> None:
+        self._latents, self._steerable = latents, steerable
+        self.start: Array = np.eye(4)
         self._waiting: list[Interaction] = []
         self._known: OrderedDict[str, None] = OrderedDict()
         self._begun: set[str] = set()
@@ -197,6 +201,6 @@ class Interactions:
             move = _Move(one.event_id, camera.pose)
         else:
             chunks = 1 if one.transition_chunks is None else one.transition_chunks
-            move = _Move(one.event_id, self._start @ camera.pose, pose, chunks * self._latents)
+            move = _Move(one.event_id, self.start @ camera.pose, pose, chunks * self._latents)
         move.poses(pose, self._latents)  # one that cannot begin must not take the place of the one before
         return move

@@ -48,13 +48,13 @@ def _check_depth(message: Any, limits: Limits) -> None:
 
 
 def _too_deep(limits: Limits) -> MessageError:
-    return MessageError(f"lists and objects lie more than {limits.depth} deep inside one another; send a flatter message")
+    return MessageError(f"lists and objects lie more than {limits.depth} deep in one another; send a flatter message")
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        (twice, _), = Counter(name for name, _ in pairs).most_common(1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise MessageError(f"an object has the field {twice[:40]!r} twice; send it once")
     return fields
 

@@ -13,8 +13,9 @@ from aiohttp import web
 from .camera_socket import CameraSocket
 from .connection import Connection
 from .service import Service
+from .video_socket import VideoSocket
 
-CAMERA, SESSIONS = "/v1/realtime/world/camera", "/v1/realtime/sessions"
+CAMERA, VIDEO, SESSIONS = "/v1/realtime/world/camera", "/v1/realtime/video", "/v1/realtime/sessions"
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 WEB = Path(__file__).parents[1] / "web"
 
@@ -58,10 +59,20 @@ def routes(service: Service, visitors: Visitors) -> list[web.RouteDef]:
             service.connections -= 1
         return socket
 
+    async def video(request: web.Request) -> web.StreamResponse:
+        socket = await _upgrade(request, service)
+        service.connections += 1
+        try:
+            await VideoSocket(service, Connection(socket)).serve()
+        finally:
+            service.connections -= 1
+        return socket
+
     async def sessions(_: web.Request) -> web.StreamResponse:
         return web.json_response({"state": service.state, "sessions": service.sessions()})
 
-    return [web.get(CAMERA, _guarded(camera, visitors)), web.get(SESSIONS, _guarded(sessions, visitors))]
+    return [web.get(path, _guarded(handler, visitors)) for path, handler in
+            ((CAMERA, camera), (VIDEO, video), (SESSIONS, sessions))]  # fmt: skip
 
 
 def application(service: Service, visitors: Visitors) -> web.Application:

@@ -13,10 +13,10 @@ from scipy.spatial.transform import Rotation
 
 from ..camera.controls import FirstDelta
 from ..camera.pose import MAX_DISTANCE, Array, read_only
-from ..errors import ImageError, LengthError, PresetError
 from ..engine.image import check_size
+from ..errors import ImageError, LengthError, PresetError
 from ..presets import Preset, UniPCSteps
-from .errors import Code, MessageError
+from .errors import MessageError
 from .infer import MAX_NAME, MAX_PROMPT, Check, mapping, one_of, positive, unit, whole
 from .infer import optional as optional_field
 from .infer import text as text_of
@@ -240,8 +240,8 @@ def _size(message: Mapping[str, Any]) -> tuple[int, int] | None:
     size = None if height is None or width is None else (height, width)
     if named is not None:
         across, cross, down = named.lower().partition("x")
-        sides = [int(side) for side in (down, across) if side.isascii() and side.isdigit() and 0 < int(side) <= MAX_SIDE]
-        if not cross or len(sides) != 2:
+        sides = [int(side) for side in (down, across) if side.isascii() and side.isdigit() and len(side) <= 4]
+        if not cross or len(sides) != 2 or max(sides) > MAX_SIDE:
             raise MessageError(f"size must be text such as '832x480' (width x height), not {named!r}")
         if size is not None and size != (sides[0], sides[1]):
             raise MessageError(f"size says {named}, but width and height say {size[1]}x{size[0]}; send one of them")
@@ -335,7 +335,7 @@ def _camera(media: Mapping[str, Any]) -> CameraMove | None:
         return None
     if unknown := _unknown(camera, {"mode", "data"}):
         raise MessageError(f"camera has no field {unknown[0]:.40}; send mode and data", code="bad_camera")
-    mode = camera.get("mode") or "target"
+    mode: Any = "target" if camera.get("mode") is None else camera["mode"]
     if mode not in ("velocity", "target"):
         raise MessageError(f"camera.mode must be velocity or target, not {repr(mode)[:40]}", code="bad_camera")
     data = _object(camera, "data", "camera")
@@ -428,5 +428,4 @@ def _unknown(values: Mapping[str, Any], known: frozenset[str] | set[str], inside
 
 
 def _unsupported(values: Mapping[str, Any], name: str, why: str) -> MessageError:
-    code: Code = "unsupported"
-    return MessageError(f"{name}={repr(values[name])[:60]} cannot be honoured: {why}", code=code)
+    return MessageError(f"{name}={repr(values[name])[:60]} cannot be honoured: {why}", code="unsupported")

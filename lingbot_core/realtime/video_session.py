@@ -1,0 +1,297 @@
+"""The work behind one connection of the video socket: a world of its own, chunk after chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from functools import partial
+from typing import Any, Protocol
+
+from ..camera.controls import Controls, KeyMotion
+from ..camera.keys import PER_LATENT, arrays_from_keys
+from ..camera.units import translation_unit
+from ..engine.drive import Drive
+from ..engine.image import PreparedImage, prepare_image
+from ..engine.route.base import Route, unit_rule
+from ..errors import CameraError, LingBotError
+from .errors import MessageError
+from .host import Beginning
+from .interactions import Interactions, Turn
+from .making import Pictures, make_chunk
+from .pictures import load_picture
+from .residents import Resident, StoppedError
+from .service import Service
+from .video_messages import VideoStart
+from .video_route import route_of
+
+ENDLESS_FRAMES = 57_600
+"""Frames at which a session without an end ends all the same: an hour at 16 a second. Its history is kept in memory."""
+ENDLESS_FRAMES_WITHOUT_WINDOW = 961
+"""The same where attention sees all of the past, which fills the memory: upstream's minute."""
+
+
+class Send(Protocol):
+    """Sends a message, and the fragment that belongs right behind it. Raises GoneError."""
+
+    async def __call__(self, message: Mapping[str, Any], fragment: bytes | None = None) -> None: ...
+
+
+class SendError(Protocol):
+    """Answers an error. Raises GoneError."""
+
+    async def __call__(self, error: MessageError, *, event_id: str | None = None) -> None: ...
+
+
+class Ended(Enum):
+    """How :meth:`VideoSession.run` came to its end. REFUSED: nothing was begun, and the client was told why."""
+
+    REFUSED = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+class VideoSession:
+    """One video from its start to its end. It belongs to the event loop; ``run`` is called once."""
+
+    def __init__(
+        self, service: Service, start: VideoStart, interactions: Interactions, send: Send, send_error: SendError
+    ) -> None:
+        self.request_id = f"video_{uuid.uuid4().hex}"
+        self.interactions = interactions
+        self._service, self._start = service, start
+        self._send, self._send_error = send, send_error
+        self._resident: Resident | None = None
+        self._stopped = self._left = False
+        self._reported: set[str] = set()
+        self._sent = 0
+
+    def stop(self) -> None:
+        """No more chunks; one that is being denoised is given up."""
+        self._stopped = True
+        if self._resident is not None:
+            self._resident.stop.set()
+
+    def leave(self) -> None:
+        """The client is gone: the same, and nobody is told."""
+        self._left = True
+        self.stop()
+
+    def warnings(self, unknown: tuple[str, ...]) -> list[str]:
+        """What to say of fields that mean nothing here, once for each."""
+        new = [name for name in unknown if name not in self._reported][:20]
+        if len(self._reported) < 1000:
+            self._reported.update(new)
+        return [f"unknown field ignored: {name[:60]}" for name in new]
+
+    async def run(self, progressed: Callable[[], None]) -> Ended:
+        """Makes the video. progressed: called when something has left for the client. Raises GoneError."""
+        residents = self._service.residents
+        resident: Resident | None = None
+        try:
+            try:
+                resident = self._resident = residents.claim(self.request_id, self)
+                picture, route = await self._begin(resident)
+            except MessageError as error:
+                await self._send_error(error)
+                return Ended.REFUSED
+            except LingBotError as error:
+                await self._send_error(MessageError(str(error), code="unsupported"))
+                return Ended.REFUSED
+            chunks, limited = self._chunks(route)
+            await self._send(self._introduction(resident, route, chunks, limited))
+            progressed()
+            try:
+                whole = await self._make(resident, picture, route, chunks, progressed)
+            except LingBotError as error:
+                await self._send_error(MessageError(str(error), code="internal"))
+                return Ended.FAILED
+            if not self._left:
+                reason = "stopped" if self._stopped else "closed" if not whole else "limit" if limited else "completed"
+                await self._send(
+                    {
+                        "type": "session.done", "request_id": self.request_id, "chunks": self._sent,
+                        "stopped": reason != "completed", "reason": reason,
+                    }
+                )  # fmt: skip
+            return Ended.DONE
+        finally:
+            if resident is not None:
+                await residents.end(resident)
+
+    # The beginning
+
+    async def _begin(self, resident: Resident) -> tuple[PreparedImage, Route | None]:
+        start, service = self._start, self._service
+        host = service.residents.host
+        # What is wrong with the camera is cheaper to find than what is wrong with a picture.
+        route = await asyncio.to_thread(route_of, start, service.trusted)
+        settings = self._camera_settings(route)
+        pixels = await load_picture(
+            start.image, service.limits, allow_urls=service.allow_urls, name="image_reference.image_url"
+        )
+        make = partial(prepare_image, pixels, size=start.size, area=host.area, mode="crop" if start.size else "area")
+        picture = await asyncio.to_thread(make)
+        if route is not None:
+            self.interactions.start = route.latent_poses[0]
+            settings["intrinsics"] = route.intrinsics(picture)
+        if start.negative_prompt is not None:
+            settings["negative_prompt"] = start.negative_prompt
+        chunks, _ = self._chunks(route)
+        if start.preset.window is None:
+            settings["chunks"] = chunks  # the memory that they will take is asked for at the start
+        settings |= {"seed": start.seed, "fps": start.fps}
+        resident.picture, resident.prompt = picture, start.prompt
+        await service.residents.begin(resident, Beginning(picture, start.prompt, start.preset, settings))
+        return picture, route
+
+    def _camera_settings(self, route: Route | None) -> dict[str, Any]:
+        start = self._start
+        try:
+            if route is not None:
+                number, rule = route.translation_unit(start.translation_unit)
+                first_delta = start.first_delta or route.first_delta
+            else:
+                wish = "key" if start.translation_unit is None else start.translation_unit
+                number, rule = translation_unit(wish, steps=PER_LATENT), unit_rule(wish)
+                # Held velocities are like held keys: the first press moves at once.
+                first_delta = start.first_delta or "from_rest"
+        except CameraError as error:
+            raise MessageError(str(error), code="bad_camera") from None
+        return {"translation_unit": number, "unit_rule": rule, "first_delta": first_delta}
+
+    def _chunks(self, route: Route | None) -> tuple[int, bool]:
+        """How many there will be, and whether that is the bound of a session without an end."""
+        preset = self._start.preset
+        if route is not None:
+            return route.chunks, False
+        if self._start.chunks is not None:
+            return self._start.chunks, False
+        frames = ENDLESS_FRAMES_WITHOUT_WINDOW if preset.window is None else ENDLESS_FRAMES
+        return preset.chunks_for(frames), True
+
+    def _introduction(self, resident: Resident, route: Route | None, chunks: int, limited: bool) -> dict[str, Any]:
+        assert resident.handle is not None
+        record, preset = resident.handle.history.start, self._start.preset
+        frames = preset.frames(chunks)
+        config = {
+            "model": self._service.residents.host.name,
+            "preset": preset.label,
+            "width": record.width,
+            "height": record.height,
+            "fps": record.fps,
+            "num_frames": None if limited else frames,
+            "chunks": None if limited else chunks,
+            "max_frames": frames,
+            "chunk_latent_frames": preset.chunk,
+            "num_inference_steps": preset.steps,
+            "guidance_scale": preset.guidance_scale,
+            "flow_shift": preset.shift,
+            "seed": record.seed,
+            "translation_unit": record.translation_unit,
+            "translation_unit_rule": record.unit_rule,
+            "first_delta": record.first_delta,
+            "intrinsics": list(record.intrinsics),
+            "camera": None if route is None else route.source,
+        }
+        warnings = self.warnings(self._start.unknown)
+        return {
+            "type": "video.start",
+            "request_id": self.request_id,
+            "format": "m4s",
+            "config": config,
+            **({"warnings": warnings} if warnings else {}),
+        }
+
+    # Chunks
+
+    async def _make(
+        self,
+        resident: Resident,
+        picture: PreparedImage,
+        route: Route | None,
+        chunks: int,
+        progressed: Callable[[], None],
+    ) -> bool:
+        """Returns whether all chunks were made. Raises LingBotError and GoneError."""
+        for _ in range(chunks):
+            if self._stopped or resident.handle is None:
+                return False
+            try:
+                await self._chunk(resident, picture, route, progressed)
+            except StoppedError:
+                return False
+        return True
+
+    async def _chunk(
+        self, resident: Resident, picture: PreparedImage, route: Route | None, progressed: Callable[[], None]
+    ) -> None:
+        """The next chunk. A new prompt that it cannot be made with is given up, and it is made with the old one."""
+        assert resident.handle is not None
+        pose = resident.handle.history.carry.pose
+        turn = self.interactions.turn(pose)
+        for event_id, why in turn.rejected:
+            await self._send_error(MessageError(why, code="interaction_failed"), event_id=event_id)
+        sent = self._sent
+        try:
+            await self._attempt(resident, picture, route, turn, progressed)
+        except LingBotError as error:
+            if turn.prompt_id is None or self._sent > sent or isinstance(error, MessageError):
+                raise
+            self.interactions.reject(turn.prompt_id)
+            await self._attempt(resident, picture, route, self.interactions.turn(pose), progressed)
+            # Only now it is known that it was the prompt.
+            await self._send_error(MessageError(str(error), code="interaction_failed"), event_id=turn.prompt_id)
+
+    async def _attempt(
+        self,
+        resident: Resident,
+        picture: PreparedImage,
+        route: Route | None,
+        turn: Turn,
+        progressed: Callable[[], None],
+    ) -> None:
+        service = self._service
+        act = service.residents.host.control == "act"
+        frames = 0
+
+        async def deliver(pictures: Pictures) -> None:
+            nonlocal frames
+            frames = len(pictures.frames)
+            if resident.stream is None:
+                return
+            fragment = await asyncio.to_thread(resident.stream.push, pictures.frames)
+            await self._send(self._metadata(pictures, turn, fragment), fragment)
+            self._sent += 1
+            progressed()
+
+        steer = partial(_steer, turn=turn, route=route, picture=picture, act=act)
+        seconds = await make_chunk(service.residents, resident, steer, deliver, prompt=turn.prompt)
+        self.interactions.made(turn)
+        service.metrics.chunk(frames, seconds)
+
+    def _metadata(self, pictures: Pictures, turn: Turn, fragment: bytes) -> dict[str, Any]:
+        return {
+            "type": "video.chunk_metadata",
+            "request_id": self.request_id,
+            "kind": "media",
+            "transport_chunk_index": self._sent,
+            "generation_chunk_index": pictures.chunk.index,
+            "num_frames": len(pictures.frames),
+            "byte_length": len(fragment),
+            "started_event_ids": list(turn.started),
+            "active_event_ids": list(turn.active),
+            "completed_event_ids": list(turn.completed),
+            "stage_durations": dict(pictures.chunk.timings),
+        }
+
+
+def _steer(drive: Drive, *, turn: Turn, route: Route | None, picture: PreparedImage, act: bool) -> Controls:
+    """Called by the worker. Once an interaction has taken the camera it does not go back to its route."""
+    if turn.poses is not None:
+        return drive.controls(turn.poses)
+    if route is not None:
+        return next(route.controls(drive, picture, act=act, begin=len(drive.history), chunks=1))
+    nothing = ("",) * drive.history.start.preset.chunk
+    return drive.controls(KeyMotion(nothing, PER_LATENT), actions=arrays_from_keys(nothing)[0] if act else None)
