@@ -60,7 +60,7 @@ def routes(service: Service, visitors: Visitors) -> list[web.RouteDef]:
         return socket
 
     async def video(request: web.Request) -> web.StreamResponse:
-        socket = await _upgrade(request, service)
+        socket = await _upgrade(request, service, autoping=False)
         service.connections += 1
         try:
             await VideoSocket(service, Connection(socket)).serve()
@@ -107,8 +107,10 @@ async def _close_sockets(service: Service) -> None:
         await socket.close(code=1001, message=b"the server stops")
 
 
-async def _upgrade(request: web.Request, service: Service) -> web.WebSocketResponse:
-    socket = web.WebSocketResponse(max_msg_size=service.limits.message_bytes, compress=False, heartbeat=None)
+async def _upgrade(request: web.Request, service: Service, *, autoping: bool = True) -> web.WebSocketResponse:
+    socket = web.WebSocketResponse(
+        max_msg_size=service.limits.message_bytes, compress=False, heartbeat=None, autoping=autoping
+    )
     await socket.prepare(request)
     service.sockets.add(socket)
     return socket

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping
-from enum import Enum, auto
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,36 +31,29 @@ ENDLESS_FRAMES_WITHOUT_WINDOW = 961
 """The same where attention sees all of the past, which fills the memory: upstream's minute."""
 
 
-class Send(Protocol):
-    """Sends a message, and the fragment that belongs right behind it. Raises GoneError."""
+class Client(Protocol):
+    """Who the video is for. All of it raises GoneError."""
 
-    async def __call__(self, message: Mapping[str, Any], fragment: bytes | None = None) -> None: ...
+    async def send(self, message: Mapping[str, Any]) -> None: ...
 
+    async def send_chunk(self, message: Mapping[str, Any], fragment: bytes) -> None:
+        """A message and, right behind it, what it describes."""
+        ...
 
-class SendError(Protocol):
-    """Answers an error. Raises GoneError."""
+    async def send_error(self, error: MessageError, *, event_id: str | None = None) -> None: ...
 
-    async def __call__(self, error: MessageError, *, event_id: str | None = None) -> None: ...
-
-
-class Ended(Enum):
-    """How :meth:`VideoSession.run` came to its end. REFUSED: nothing was begun, and the client was told why."""
-
-    REFUSED = auto()
-    DONE = auto()
-    FAILED = auto()
+    async def caught_up(self) -> None:
+        """Waits until all but a few chunks were read."""
+        ...
 
 
 class VideoSession:
     """One video from its start to its end. It belongs to the event loop; ``run`` is called once."""
 
-    def __init__(
-        self, service: Service, start: VideoStart, interactions: Interactions, send: Send, send_error: SendError
-    ) -> None:
+    def __init__(self, service: Service, start: VideoStart, interactions: Interactions, client: Client) -> None:
         self.request_id = f"video_{uuid.uuid4().hex}"
         self.interactions = interactions
-        self._service, self._start = service, start
-        self._send, self._send_error = send, send_error
+        self._service, self._start, self._client = service, start, client
         self._resident: Resident | None = None
         self._stopped = self._left = False
         self._reported: set[str] = set()
@@ -85,40 +77,39 @@ class VideoSession:
             self._reported.update(new)
         return [f"unknown field ignored: {name[:60]}" for name in new]
 
-    async def run(self, progressed: Callable[[], None]) -> Ended:
-        """Makes the video. progressed: called when something has left for the client. Raises GoneError."""
+    async def run(self) -> bool:
+        """Makes the video and says that it is done. False: it failed, and the client was told why.
+
+        Raises MessageError where nothing was begun, of which the client was not told, and GoneError.
+        """
         residents = self._service.residents
-        resident: Resident | None = None
+        resident = self._resident = residents.claim(self.request_id, self)
         try:
             try:
-                resident = self._resident = residents.claim(self.request_id, self)
                 picture, route = await self._begin(resident)
-            except MessageError as error:
-                await self._send_error(error)
-                return Ended.REFUSED
+            except MessageError:
+                raise
             except LingBotError as error:
-                await self._send_error(MessageError(str(error), code="unsupported"))
-                return Ended.REFUSED
+                raise MessageError(str(error), code="unsupported") from None
             chunks, limited = self._chunks(route)
-            await self._send(self._introduction(resident, route, chunks, limited))
-            progressed()
+            await self._client.send(self._introduction(resident, route, chunks, limited))
             try:
-                whole = await self._make(resident, picture, route, chunks, progressed)
+                whole = await self._make(resident, picture, route, chunks)
             except LingBotError as error:
-                await self._send_error(MessageError(str(error), code="internal"))
-                return Ended.FAILED
+                await self._client.send_error(MessageError(str(error), code="internal"))
+                return False
             if not self._left:
-                reason = "stopped" if self._stopped else "closed" if not whole else "limit" if limited else "completed"
-                await self._send(
+                end = "limit" if limited else "completed"
+                reason = end if whole else "stopped" if self._stopped else "closed"
+                await self._client.send(
                     {
                         "type": "session.done", "request_id": self.request_id, "chunks": self._sent,
                         "stopped": reason != "completed", "reason": reason,
                     }
                 )  # fmt: skip
-            return Ended.DONE
+            return True
         finally:
-            if resident is not None:
-                await residents.end(resident)
+            await residents.end(resident)
 
     # The beginning
 
@@ -206,52 +197,37 @@ class VideoSession:
 
     # Chunks
 
-    async def _make(
-        self,
-        resident: Resident,
-        picture: PreparedImage,
-        route: Route | None,
-        chunks: int,
-        progressed: Callable[[], None],
-    ) -> bool:
+    async def _make(self, resident: Resident, picture: PreparedImage, route: Route | None, chunks: int) -> bool:
         """Returns whether all chunks were made. Raises LingBotError and GoneError."""
         for _ in range(chunks):
+            await self._client.caught_up()
             if self._stopped or resident.handle is None:
                 return False
             try:
-                await self._chunk(resident, picture, route, progressed)
+                await self._chunk(resident, picture, route)
             except StoppedError:
                 return False
         return True
 
-    async def _chunk(
-        self, resident: Resident, picture: PreparedImage, route: Route | None, progressed: Callable[[], None]
-    ) -> None:
+    async def _chunk(self, resident: Resident, picture: PreparedImage, route: Route | None) -> None:
         """The next chunk. A new prompt that it cannot be made with is given up, and it is made with the old one."""
         assert resident.handle is not None
         pose = resident.handle.history.carry.pose
         turn = self.interactions.turn(pose)
         for event_id, why in turn.rejected:
-            await self._send_error(MessageError(why, code="interaction_failed"), event_id=event_id)
+            await self._client.send_error(MessageError(why, code="interaction_failed"), event_id=event_id)
         sent = self._sent
         try:
-            await self._attempt(resident, picture, route, turn, progressed)
+            await self._attempt(resident, picture, route, turn)
         except LingBotError as error:
             if turn.prompt_id is None or self._sent > sent or isinstance(error, MessageError):
                 raise
             self.interactions.reject(turn.prompt_id)
-            await self._attempt(resident, picture, route, self.interactions.turn(pose), progressed)
+            await self._attempt(resident, picture, route, self.interactions.turn(pose))
             # Only now it is known that it was the prompt.
-            await self._send_error(MessageError(str(error), code="interaction_failed"), event_id=turn.prompt_id)
+            await self._client.send_error(MessageError(str(error), code="interaction_failed"), event_id=turn.prompt_id)
 
-    async def _attempt(
-        self,
-        resident: Resident,
-        picture: PreparedImage,
-        route: Route | None,
-        turn: Turn,
-        progressed: Callable[[], None],
-    ) -> None:
+    async def _attempt(self, resident: Resident, picture: PreparedImage, route: Route | None, turn: Turn) -> None:
         service = self._service
         act = service.residents.host.control == "act"
         frames = 0
@@ -262,9 +238,8 @@ class VideoSession:
             if resident.stream is None:
                 return
             fragment = await asyncio.to_thread(resident.stream.push, pictures.frames)
-            await self._send(self._metadata(pictures, turn, fragment), fragment)
+            await self._client.send_chunk(self._metadata(pictures, turn, fragment), fragment)
             self._sent += 1
-            progressed()
 
         steer = partial(_steer, turn=turn, route=route, picture=picture, act=act)
         seconds = await make_chunk(service.residents, resident, steer, deliver, prompt=turn.prompt)

@@ -14,9 +14,11 @@ from .interactions import Interactions
 from .json_text import read_json
 from .service import Service
 from .video_messages import MAX_CONTROL, message_type, read_event_id, read_interaction, read_start
-from .video_session import Ended, VideoSession
+from .video_session import VideoSession
 
 START_SECONDS, STALL_SECONDS = 10.0, 60.0
+AHEAD = 4
+"""Chunks that are made although the client has not read them."""
 _LARGE = 1 << 16
 """Characters; longer messages are read off the event loop."""
 
@@ -66,13 +68,13 @@ class VideoSocket:
         try:
             await self._dispatch(data)
         except MessageError as error:
-            await self._answer_error(error)
+            await self.send_error(error)
         except GoneError:
             raise
         except Exception as error:
             self._service.failed(error)
             name = type(error).__name__
-            await self._answer_error(MessageError(f"something failed inside the server ({name})", code="internal"))
+            await self.send_error(MessageError(f"something failed inside the server ({name})", code="internal"))
         finally:
             self._busy = False
             if self._session is None:
@@ -96,7 +98,7 @@ class VideoSocket:
                 await self._interact(message)
             case "session.ping":
                 self._touch()
-                await self._send({"type": "session.pong"})
+                await self.send({"type": "session.pong"})
             case "session.stop":
                 self._running("session.stop").stop()
             case kind:
@@ -111,7 +113,7 @@ class VideoSocket:
         host = self._service.residents.host
         start = read_start(message, preset=host.preset, model=host.name)
         interactions = Interactions(start.preset.chunk, steerable=host.control != "act")
-        self._session = VideoSession(self._service, start, interactions, self._send, self._answer_error)
+        self._session = VideoSession(self._service, start, interactions, self)
         self._touch()
         self._task = asyncio.ensure_future(self._run(self._session))
 
@@ -122,7 +124,7 @@ class VideoSocket:
             interaction = read_interaction(message, event_id)
             session.interactions.queue(interaction)
         except MessageError as error:
-            await self._answer_error(error, event_id=event_id)
+            await self.send_error(error, event_id=event_id)
             return
         answer: dict[str, Any] = {
             "type": "session.interaction.queued",
@@ -136,7 +138,7 @@ class VideoSocket:
             warnings.append("transition_chunks means nothing for a velocity, which holds at once")
         if warnings:
             answer["warnings"] = warnings
-        await self._send(answer)
+        await self.send(answer)
 
     def _running(self, kind: str) -> VideoSession:
         if self._session is None:
@@ -147,25 +149,26 @@ class VideoSocket:
 
     async def _run(self, session: VideoSession) -> None:
         try:
-            end = await session.run(self._touch)
+            well = await session.run()
         except GoneError:
+            return
+        except MessageError as error:
+            # Nothing was begun: the client may try another start.
+            self._session = None
+            self._touch()
+            await self._quietly(error)
             return
         except Exception as error:  # the client is told, and the log has it whole
             self._service.failed(error)
             name = type(error).__name__
-            end = Ended.FAILED
+            well = False
             await self._quietly(MessageError(f"something failed inside the server ({name})", code="internal"))
-        if end is Ended.REFUSED:
-            # Nothing was begun: the client may try another start.
-            self._session = None
-            self._touch()
-            return
         self._over = True
         with suppress(ConnectionError, RuntimeError):
-            if end is Ended.FAILED:
-                await self._connection.close(1011, "the session failed and cannot go on")
-            else:
+            if well:
                 await self._connection.close(1000, "the video ended")
+            else:
+                await self._connection.close(1011, "the session failed and cannot go on")
 
     async def _watch(self) -> None:
         """Reports what does not come."""
@@ -195,27 +198,39 @@ class VideoSocket:
             self._session.leave()
 
     async def _flooded(self) -> None:
-        await self._answer_error(
-            MessageError("too many messages wait already; this one was dropped", code="session_busy")
-        )
+        await self.send_error(MessageError("too many messages wait already; this one was dropped", code="session_busy"))
 
-    # Answers
+    # Answers: what a session asks of its client
 
-    async def _answer_error(self, error: MessageError, *, event_id: str | None = None) -> None:
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """See Client."""
+        async with self._sending:
+            await self._connection.send(_text(message))
+
+    async def send_chunk(self, message: Mapping[str, Any], fragment: bytes) -> None:
+        """See Client."""
+        async with self._sending:
+            await self._connection.send(_text(message))
+            await self._connection.send(fragment)
+        await self._connection.mark()
+        self._touch()
+
+    async def send_error(self, error: MessageError, *, event_id: str | None = None) -> None:
+        """See Client."""
         self._service.metrics.add("errors_total", code=error.code)
         message = {"type": "error", "code": error.code, "message": str(error), "event_id": event_id}
         if self._session is not None:
             message["request_id"] = self._session.request_id
-        await self._send(message)
+        await self.send(message)
+
+    async def caught_up(self) -> None:
+        """See Client."""
+        await self._connection.unread_at_most(AHEAD - 1)
 
     async def _quietly(self, error: MessageError) -> None:
         with suppress(GoneError):
-            await self._answer_error(error)
+            await self.send_error(error)
 
-    async def _send(self, message: Mapping[str, Any], fragment: bytes | None = None) -> None:
-        """A message, and the fragment that belongs right behind it."""
-        text = json.dumps(message, ensure_ascii=False, allow_nan=False)
-        async with self._sending:
-            await self._connection.send(text)
-            if fragment is not None:
-                await self._connection.send(fragment)
+
+def _text(message: Mapping[str, Any]) -> str:
+    return json.dumps(message, ensure_ascii=False, allow_nan=False)
