@@ -92,6 +92,16 @@ class Connection:
         """Ends the socket with a code and a reason of at most 123 bytes."""
         await self._socket.close(code=code, message=reason.encode()[:123])
 
+    async def finish(self, code: int, reason: str) -> None:
+        """Like :meth:`close`, once the other side has read all. A socket that closes at once may take with it what lies
+        unread, and whoever answers a mark then finds nobody. Raises GoneError."""
+        await self.mark()
+        await self.unread_at_most(0)
+        try:
+            await self.close(code, reason)
+        except (ConnectionError, RuntimeError) as error:
+            raise GoneError(str(error)) from None
+
     async def _read(self, flooded: Callable[[], Awaitable[None]], closed: Callable[[], None]) -> None:
         try:
             async for message in self._socket:

@@ -54,6 +54,7 @@ class VideoSession:
         self.request_id = f"video_{uuid.uuid4().hex}"
         self.interactions = interactions
         self._service, self._start, self._client = service, start, client
+        self._residents = service.residents  # its own: a service that closes has none any more
         self._resident: Resident | None = None
         self._stopped = self._left = False
         self._reported: set[str] = set()
@@ -82,8 +83,7 @@ class VideoSession:
 
         Raises MessageError where nothing was begun, of which the client was not told, and GoneError.
         """
-        residents = self._service.residents
-        resident = self._resident = residents.claim(self.request_id, self)
+        resident = self._resident = self._residents.claim(self.request_id, self)
         try:
             try:
                 picture, route = await self._begin(resident)
@@ -109,13 +109,13 @@ class VideoSession:
                 )  # fmt: skip
             return True
         finally:
-            await residents.end(resident)
+            await self._residents.end(resident)
 
     # The beginning
 
     async def _begin(self, resident: Resident) -> tuple[PreparedImage, Route | None]:
         start, service = self._start, self._service
-        host = service.residents.host
+        host = self._residents.host
         # What is wrong with the camera is cheaper to find than what is wrong with a picture.
         route = await asyncio.to_thread(route_of, start, service.trusted)
         settings = self._camera_settings(route)
@@ -134,7 +134,7 @@ class VideoSession:
             settings["chunks"] = chunks  # the memory that they will take is asked for at the start
         settings |= {"seed": start.seed, "fps": start.fps}
         resident.picture, resident.prompt = picture, start.prompt
-        await service.residents.begin(resident, Beginning(picture, start.prompt, start.preset, settings))
+        await self._residents.begin(resident, Beginning(picture, start.prompt, start.preset, settings))
         return picture, route
 
     def _camera_settings(self, route: Route | None) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class VideoSession:
         record, preset = resident.handle.history.start, self._start.preset
         frames = preset.frames(chunks)
         config = {
-            "model": self._service.residents.host.name,
+            "model": self._residents.host.name,
             "preset": preset.label,
             "width": record.width,
             "height": record.height,
@@ -228,8 +228,9 @@ class VideoSession:
             await self._client.send_error(MessageError(str(error), code="interaction_failed"), event_id=turn.prompt_id)
 
     async def _attempt(self, resident: Resident, picture: PreparedImage, route: Route | None, turn: Turn) -> None:
-        service = self._service
-        act = service.residents.host.control == "act"
+        if resident.handle is None:
+            raise StoppedError  # the service has closed
+        act = self._residents.host.control == "act"
         frames = 0
 
         async def deliver(pictures: Pictures) -> None:
@@ -242,9 +243,9 @@ class VideoSession:
             self._sent += 1
 
         steer = partial(_steer, turn=turn, route=route, picture=picture, act=act)
-        seconds = await make_chunk(service.residents, resident, steer, deliver, prompt=turn.prompt)
+        seconds = await make_chunk(self._residents, resident, steer, deliver, prompt=turn.prompt)
         self.interactions.made(turn)
-        service.metrics.chunk(frames, seconds)
+        self._service.metrics.chunk(frames, seconds)
 
     def _metadata(self, pictures: Pictures, turn: Turn, fragment: bytes) -> dict[str, Any]:
         return {

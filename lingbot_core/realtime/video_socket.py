@@ -164,11 +164,9 @@ class VideoSocket:
             well = False
             await self._quietly(MessageError(f"something failed inside the server ({name})", code="internal"))
         self._over = True
-        with suppress(ConnectionError, RuntimeError):
-            if well:
-                await self._connection.close(1000, "the video ended")
-            else:
-                await self._connection.close(1011, "the session failed and cannot go on")
+        code, reason = (1000, "the video ended") if well else (1011, "the session failed and cannot go on")
+        with suppress(GoneError):
+            await self._connection.finish(code, reason)
 
     async def _watch(self) -> None:
         """Reports what does not come."""
@@ -188,7 +186,8 @@ class VideoSocket:
             self._over = True
             reason = f"no session.start within {allowed:g} seconds"
             await self._quietly(MessageError(reason, code="start_timeout"))
-            await self._connection.close(1011, reason)
+            with suppress(GoneError):
+                await self._connection.finish(1011, reason)
 
     def _touch(self) -> None:
         self._touched = asyncio.get_running_loop().time()
