@@ -100,6 +100,20 @@ class SessionBusyError(SessionError):
     code = "session_busy"
 
 
+class ServerError(LingBotError):
+    """A realtime server refused a message, or could not do what it asks; ``code`` is the server's own."""
+
+    def __init__(self, code: str, message: object = "") -> None:
+        super().__init__(f"{message} ({code})" if str(message) else code)
+        self.code = code
+
+
+class ServerGoneError(LingBotError):
+    """A realtime server cannot be reached, went away, or does not speak the protocol."""
+
+    code = "server_gone"
+
+
 class HistoryError(LingBotError):
     """A recorded history does not belong to this model, image or recipe."""
 

@@ -32,8 +32,8 @@ def is_public(address: str) -> bool:
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address) and (address.is_site_local or address.scope_id is not None):
         return False
-    # An IPv4 address written as IPv6 is judged by what is inside it; Python versions differ on the outside.
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+    # These two stand for the IPv4 address inside and are judged by it; Python versions differ on the outside.
+    if isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in _TRANSLATED):
         return True
     special = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
     return address.is_global and not (special or address.is_private or address.is_unspecified)
@@ -42,7 +42,7 @@ def _is_public(address: IPv4Address | IPv6Address) -> bool:
 def _inside(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
     if isinstance(address, IPv4Address):
         return []
-    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    found = [address.ipv4_mapped, address.sixtofour]
     if address in _TRANSLATED:
         found.append(IPv4Address(int(address) & 0xFFFFFFFF))
     return [one for one in found if one is not None]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..camera.controls import CameraCarry, Controls, latents_of_slice
-from ..camera.keys import KEY_STEPS
+from ..camera.controls import CameraCarry, Controls, KeyMotion, latents_of_slice
+from ..camera.keys import PER_LATENT, arrays_from_keys
 from ..camera.pose import Array
 from ..camera.units import translation_unit
 from ..engine.chunk import Chunk
@@ -36,10 +36,19 @@ FPS = 16.0
 
 @dataclass(frozen=True, eq=False)
 class _Pictures:
-    """A chunk as it leaves the worker. frames: uint8 [T, H, W, 3]."""
+    """A chunk as it leaves the worker. frames: uint8 [T, H, W, 3]. unit: what its translations were divided by."""
 
     chunk: Chunk
     frames: np.ndarray
+    unit: float
+
+
+@dataclass
+class _Count:
+    """Answers to one message, of all its chunks together."""
+
+    total: int
+    index: int = 0
 
 
 class CameraSocket:
@@ -116,21 +125,40 @@ class CameraSocket:
     async def _reset(self, message: Mapping[str, Any]) -> None:
         name = session_id(message)
         resident = await self._claim(name)
-        await self._service.residents.reset(resident)
+        async with resident.lock:
+            self._still_ours(resident)
+            await self._service.residents.reset(resident)
         await self._send({"type": "reset_ok", "session_id": name})
 
     async def _infer(self, message: Mapping[str, Any]) -> None:
-        request = read_infer(message, self._service.limits)
         residents = self._service.residents
-        if residents.host.control == "act":
-            raise MessageError("this world is steered by actions, which this socket does not carry", code="bad_camera")
+        request = read_infer(message, self._service.limits, residents.host.preset.chunk)
+        keys = request.event is not None and not isinstance(request.event.motion, np.ndarray)
+        if residents.host.control == "act" and not keys:
+            raise MessageError(
+                "this world is steered by keys; send an event with key lists instead of cameras", code="bad_camera"
+            )
         resident = await self._claim(request.session_id)
-        if resident.broken:
-            raise MessageError("this session failed; reset it first", code="internal")
-        prompt = await self._settle(resident, request)
-        parts = self._parts(resident, request)
-        for index, part in enumerate(parts):
-            await self._chunk(resident, request, part, prompt if index == 0 else None, index, len(parts))
+        async with resident.lock:
+            self._still_ours(resident)
+            if resident.broken:
+                raise MessageError("this session failed; reset it first", code="internal")
+            if request.event is not None and request.event.event_id <= resident.event_id:
+                raise MessageError(
+                    f"event_id {request.event.event_id} follows {resident.event_id}; ids must rise, also across a reset"
+                )
+            prompt = await self._settle(resident, request)
+            parts = self._parts(resident, request)
+            count = _Count(total=self._pieces(resident, request, len(parts)))
+            for index, part in enumerate(parts):
+                self._still_ours(resident)
+                await self._chunk(resident, request, part, prompt if index == 0 else None, count)
+            if request.event is not None:
+                resident.event_id = request.event.event_id
+
+    def _still_ours(self, resident: Resident) -> None:
+        if resident.owner is not self:
+            raise StoppedError
 
     def _gone(self) -> None:
         if self._resident is not None:
@@ -162,14 +190,16 @@ class CameraSocket:
         """Begins a world where the message asks for one. Returns a prompt that is to change in the one there is."""
         first = resident.handle is None
         picture = await self._picture(resident, request)
-        prompt = resident.prompt if request.prompt is None else request.prompt
+        told = request.prompt if request.event is None or request.event.prompt is None else request.event.prompt
+        prompt = resident.prompt if told is None else told
+        keep = request.keep_world or (request.event is not None and request.event.prompt is not None)
         if picture is None or prompt is None:
             missing = "image" if picture is None else "prompt"
             raise MessageError(f"the first infer of a session needs {missing}", code="missing_field")
         other_picture = resident.picture is None or picture.digest != resident.picture.digest
         other_prompt = prompt != resident.prompt
         resident.picture, resident.prompt = picture, prompt
-        if not first and not other_picture and (not other_prompt or request.keep_world):
+        if not first and not other_picture and (not other_prompt or keep):
             return prompt if other_prompt else None
         await self._begin(resident, request, picture, prompt)
         return None
@@ -185,20 +215,23 @@ class CameraSocket:
     async def _begin(self, resident: Resident, request: Infer, picture: PreparedImage, prompt: str) -> None:
         residents = self._service.residents
         preset = residents.host.preset
+        keys = request.event is not None and not isinstance(request.event.motion, np.ndarray)
+        wish = request.translation_unit
+        if wish is None and keys:
+            wish = "key"
         unit, rule = 1.0, FIRST_MOVE
-        if request.translation_unit is not None:
-            count = self._count(request)
-            latents = latents_of_slice(request.poses, count * preset.chunk, CameraCarry.start())
-            unit = translation_unit(request.translation_unit, latent_poses=latents, steps=KEY_STEPS["per-latent"])
-            rule = unit_rule(request.translation_unit)
-        settings = {
-            "intrinsics": for_image(request.intrinsics, picture),
+        if wish is not None:
+            unit, rule = translation_unit(wish, latent_poses=self._planned(request), steps=PER_LATENT), unit_rule(wish)
+        settings: dict[str, Any] = {
             "seed": request.seed or 0,
             "fps": request.fps or FPS,
             "translation_unit": unit,
             "unit_rule": rule,
-            "first_delta": request.first_delta or "identity",
+            "first_delta": request.first_delta or ("from_rest" if keys else "identity"),
         }
+        intrinsics = _intrinsics(request)
+        if intrinsics is not None:
+            settings["intrinsics"] = for_image(intrinsics, picture)
         await residents.begin(resident, Beginning(picture, prompt, preset, settings))
         resident.settled = rule != FIRST_MOVE
 
@@ -211,16 +244,35 @@ class CameraSocket:
         chunk = self._service.residents.host.preset.chunk
         return max(1, ((request.num_frames - 1) // TEMPORAL_STRIDE + 1) // chunk)
 
-    def _parts(self, resident: Resident, request: Infer) -> list[Array]:
-        """The latent frames' absolute poses, chunk by chunk."""
+    def _planned(self, request: Infer) -> Array | None:
+        """The latent frames' absolute poses of a message that begins a world, where it is about poses."""
+        poses = _poses(request)
+        if poses is None:
+            return None
+        return latents_of_slice(
+            poses, self._count(request) * self._service.residents.host.preset.chunk, CameraCarry.start()
+        )
+
+    def _parts(self, resident: Resident, request: Infer) -> list[Array | KeyMotion]:
+        """What moves the camera, chunk by chunk: keys, or the latent frames' absolute poses."""
         assert resident.handle is not None
         history = resident.handle.history
         chunk, count = history.start.preset.chunk, self._count(request)
-        latents = latents_of_slice(request.poses, count * chunk, history.carry)
+        poses = _poses(request)
+        if poses is None:
+            held = None if request.event is None else request.event.motion
+            assert not isinstance(held, np.ndarray)
+            return [held or KeyMotion(("",) * chunk, PER_LATENT), *[KeyMotion(("",) * chunk, PER_LATENT)] * (count - 1)]
+        latents = latents_of_slice(poses, count * chunk, history.carry)
         return [latents[i * chunk : (i + 1) * chunk] for i in range(count)]
 
     async def _chunk(
-        self, resident: Resident, request: Infer, poses: Array, prompt: str | None, index: int, total: int
+        self,
+        resident: Resident,
+        request: Infer,
+        motion: Array | KeyMotion,
+        prompt: str | None,
+        count: _Count,
     ) -> None:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[_Pictures] = loop.create_future()
@@ -230,43 +282,54 @@ class CameraSocket:
                 ready.set_result(pictures)
 
         def on_frames(chunk: Chunk) -> None:
-            pictures = _Pictures(chunk, frames_to_uint8(chunk.frames))
+            pictures = _Pictures(chunk, frames_to_uint8(chunk.frames), steering.unit)
             loop.call_soon_threadsafe(deliver, pictures)
 
-        steer = partial(_steer, poses=poses, intrinsics=request.intrinsics, resident=resident)
+        steering = _Steering(resident, motion, _intrinsics(request), act=self._service.residents.host.control == "act")
         made = asyncio.ensure_future(
-            self._service.residents.advance(resident, steer, prompt=prompt, on_frames=on_frames)
+            self._service.residents.advance(resident, steering.controls, prompt=prompt, on_frames=on_frames)
         )
         try:
             # The frames leave while the worker goes on with the commit.
             waited: set[asyncio.Future[Any]] = {ready, made}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                await self._send_frames(resident, request, ready.result(), index, total)
+                await self._send_frames(resident, request, ready.result(), count)
         finally:
             seconds = await made
-            resident.settled = resident.settled or _moved(resident)
+            resident.settled = resident.settled or steering.moves
         self._service.metrics.chunk(ready.result().frames.shape[0], seconds)
 
-    async def _send_frames(
-        self, resident: Resident, request: Infer, pictures: _Pictures, index: int, total: int
-    ) -> None:
+    async def _send_frames(self, resident: Resident, request: Infer, pictures: _Pictures, count: _Count) -> None:
         chunk, frames = pictures.chunk, pictures.frames
         common = {
             "type": "frame",
             "chunk_id": chunk.index,
+            "chunk_index": chunk.index,
+            "translation_unit": pictures.unit,
+            **({} if request.request_id is None else {"request_id": request.request_id}),
+            **({} if request.event is None else {"event_id": request.event.event_id}),
             "stage_durations": dict(chunk.timings),
             **self._unknown(request),
         }
         size = request.frames_per_part
         if size is None:
             assert resident.stream is not None
-            video = await asyncio.to_thread(resident.stream.push, frames)
-            await self._send({**common, "index": index, "total": total, "video": video})
-            return
-        parts = [frames[i : i + size] for i in range(0, len(frames), size)]
-        for number, part in enumerate(parts):
-            await self._send({**common, "index": number, "total": len(parts), "video": part})
+            pieces: list[Any] = [await asyncio.to_thread(resident.stream.push, frames)]
+        else:
+            pieces = [frames[i : i + size] for i in range(0, len(frames), size)]
+        for piece in pieces:
+            await self._send({**common, "index": count.index, "total": count.total, "video": piece})
+            count.index += 1
+
+    def _pieces(self, resident: Resident, request: Infer, chunks: int) -> int:
+        """Answers that a message of so many chunks gets."""
+        assert resident.handle is not None
+        history, size = resident.handle.history, request.frames_per_part
+        if size is None:
+            return chunks
+        frames, made = history.start.preset.frames, len(history)
+        return sum(-(-(frames(i + 1) - frames(i)) // size) for i in range(made, made + chunks))
 
     def _unknown(self, request: Infer) -> dict[str, Any]:
         """Names that mean nothing here, once for each."""
@@ -303,23 +366,37 @@ class CameraSocket:
         await self._connection.send(pack(message))
 
 
-def _steer(drive: Drive, *, poses: Array, intrinsics: Array, resident: Resident) -> Controls:
-    assert resident.picture is not None
-    start = drive.history.start
-    if not resident.settled:
-        steps = np.linalg.norm(drive.controls(poses).relative[:, :3, 3], axis=1) * start.translation_unit
-        if steps.max() > 0:
-            drive.settle_unit(float(steps.max()), FIRST_MOVE)
-    own = for_image(intrinsics, resident.picture)
-    return drive.controls(poses, intrinsics=None if own == start.intrinsics else own)
+def _poses(request: Infer) -> Array | None:
+    """Absolute poses that a message brings, in either way."""
+    if request.event is None:
+        return request.poses
+    return request.event.motion if isinstance(request.event.motion, np.ndarray) else None
 
 
-def _moved(resident: Resident) -> bool:
-    chunks = () if resident.handle is None else resident.handle.history.chunks
-    return bool(chunks) and bool(chunks[-1].controls.relative[:, :3, 3].any())
+def _intrinsics(request: Infer) -> Array | None:
+    """fx, fy, cx, cy in pixels of 832 x 480, if the message says."""
+    if request.event is None:
+        return request.intrinsics
+    return None if request.event.intrinsics is None else np.array(request.event.intrinsics)
 
 
-def _start() -> Any:
-    from ..camera.controls import CameraCarry
+class _Steering:
+    """Motion of one chunk as its controls. unit: the translation unit they are in. moves: whether they move at all."""
 
-    return CameraCarry.start()
+    def __init__(self, resident: Resident, motion: Array | KeyMotion, intrinsics: Array | None, *, act: bool) -> None:
+        self._resident, self._motion, self._intrinsics = resident, motion, intrinsics
+        self._actions = arrays_from_keys(motion.keys_per_latent)[0] if act and isinstance(motion, KeyMotion) else None
+        self.unit, self.moves = 1.0, False
+
+    def controls(self, drive: Drive) -> Controls:
+        """Called by the worker. A unit that waits for the first move is settled here."""
+        assert self._resident.picture is not None
+        controls = drive.controls(self._motion)
+        longest = float(np.linalg.norm(controls.relative[:, :3, 3], axis=1).max())
+        self.moves = longest > 0
+        if self.moves and not self._resident.settled:
+            drive.settle_unit(longest * drive.history.start.translation_unit, FIRST_MOVE)
+        start = drive.history.start
+        self.unit = start.translation_unit
+        own = None if self._intrinsics is None else for_image(self._intrinsics, self._resident.picture)
+        return drive.controls(self._motion, actions=self._actions, intrinsics=None if own == start.intrinsics else own)

@@ -10,6 +10,9 @@ from aiohttp import WSMsgType, web
 
 Data = bytes | str
 
+# The event loop itself keeps no task alive. aiohttp cancels a request whose client is gone.
+_working: set[asyncio.Task[None]] = set()
+
 
 class GoneError(Exception):
     """The other side is gone, or reads so slowly that it was closed."""
@@ -36,21 +39,28 @@ class Connection:
         flooded: Callable[[], Awaitable[None]],
         closed: Callable[[], None],
     ) -> None:
-        """Hands messages over one after the other until the socket closes.
+        """Hands messages over one after the other until the socket closes; those that still wait then are dropped.
 
         Reading goes on meanwhile, so that pings are answered and a closed socket is noticed while a chunk runs.
         flooded: called for a message that is dropped because too many wait. closed: called at once when the other side
-        is gone.
+        is gone. What handles a message is never cancelled: it is told, and comes to its own end.
         """
         reader = asyncio.ensure_future(self._read(flooded, closed))
+        work = asyncio.ensure_future(self._work(handle))
+        _working.add(work)
+        work.add_done_callback(_working.discard)
         try:
-            while (data := await self._queue.get()) is not None:
-                await handle(data)
-        except GoneError:
-            pass
+            await asyncio.shield(work)
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
+
+    async def _work(self, handle: Callable[[Data], Awaitable[None]]) -> None:
+        try:
+            while not self._closed and (data := await self._queue.get()) is not None and not self._closed:
+                await handle(data)
+        except GoneError:
+            pass
 
     async def send(self, data: Data) -> None:
         """Raises GoneError."""

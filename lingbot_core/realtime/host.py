@@ -57,6 +57,10 @@ class Host(Protocol):
         """'cam' or 'act'."""
         ...
 
+    def check(self) -> None:
+        """Called before every denoising step; raises to end what runs."""
+        ...
+
     def begin(self, beginning: Beginning) -> WorldHandle:
         """Starts a session."""
         ...
@@ -124,6 +128,9 @@ class LoadedHost:
     @property
     def control(self) -> str:
         return self.world.dit.config.control
+
+    def check(self) -> None:
+        return None
 
     def begin(self, beginning: Beginning) -> WorldHandle:
         condition = ImageCondition(self.world.vae, beginning.picture, device=self.world.device)

@@ -42,7 +42,7 @@ def read_picture(value: Any, limits: Limits = DEFAULT_LIMITS, name: str = "image
         return _from_array(value, limits, name)
     if is_web_url(value):
         raise MessageError(
-            f"{name} is a URL of the web, which this server does not fetch; send the bytes of the picture or a data: URL"
+            f"{name} is a URL of the web, which this server does not fetch; send the picture's bytes or a data: URL"
         )
     if isinstance(value, str):
         value = _from_data_url(value, limits, name)
@@ -82,7 +82,7 @@ def _from_array(array: NDArray[Any], limits: Limits, name: str) -> NDArray[np.ui
         elif array.ndim == 2 or array.shape[-1:] == (1,):
             fix = "; of a grey picture send three equal channels"
         raise MessageError(f"{name} has the shape {shape} and must be [H, W, 3] or [H, W, 4]{fix}")
-    _check_sides(*array.shape[:2], limits, name)
+    _check_sides(array.shape[0], array.shape[1], limits, name)
     # A copy: torch warns of arrays that it could not write to, and those of a message are read-only.
     return np.array(array[..., :3], order="C")
 

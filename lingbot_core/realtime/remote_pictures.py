@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Collection
 
 import aiohttp
-from aiohttp.helpers import is_ip_address
 from yarl import URL
 
 from .addresses import PublicResolver, check_address
@@ -98,6 +97,6 @@ def _checked_url(text: str, name: str, base: URL | None = None) -> URL:
         raise MessageError(f"{name}: {text[:100]!r} is no http or https URL with a host")
     if url.user is not None or url.password is not None:
         raise MessageError(f"{name}: its URL holds a user name or a password; use one without")
-    if is_ip_address(host):  # aiohttp asks no resolver then
+    if ":" in host or host.replace(".", "").isdigit():  # an IP address, or nearly one: aiohttp asks no resolver then
         check_address(host, host)
     return url

@@ -35,8 +35,10 @@ class StoppedError(Exception):
 class Resident:
     """One session. owner: the connection that drives it, None while nobody does. handle: None until it is begun.
 
-    picture, prompt: the last ones, kept across a reset. settled: whether its translation unit is final. broken: after
-    an internal error, until a reset.
+    lock: held while a message of its owner is worked on; the next owner waits for what is left of the one before.
+    stop: set when nobody waits for the owner's chunk any more. picture, prompt: the last ones, kept across a reset.
+    settled: whether its translation unit is final. broken: after an internal error, until a reset. event_id: of the
+    last event, kept across a reset.
     """
 
     key: Key
@@ -47,8 +49,10 @@ class Resident:
     prompt: str | None = None
     settled: bool = True
     broken: bool = False
+    event_id: int = -1
     used: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     running: bool = False
     _expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
 
@@ -98,8 +102,9 @@ class Residents:
                 f"session {shown(key)} is driven by another connection; close that one, or use another session_id",
                 code="session_busy",
             )
-        resident.owner = owner
-        resident.stop.clear()
+        if resident.owner is not owner:
+            # What the owner before still runs goes on being stopped.
+            resident.owner, resident.stop = owner, threading.Event()
         if resident._expiry is not None:
             resident._expiry.cancel()
             resident._expiry = None
@@ -144,6 +149,7 @@ class Residents:
         def on_step(step: int, total: int) -> None:
             if stop.is_set():
                 raise StoppedError
+            host.check()
 
         def work() -> tuple[WorldHandle, Mapping[str, float]]:
             on_step(0, 0)

@@ -47,8 +47,8 @@ class Visitors:
         return f"pages of {origin[:100]!r} may not use this server; start it with --allow-origin for them"
 
 
-def routes(service: Service, visitors: Visitors) -> list[web.RouteDef]:
-    """What is the same everywhere: the sockets, and the list of sessions."""
+def routes(service: Service, visitors: Callable[[], Visitors]) -> list[web.RouteDef]:
+    """What is the same everywhere: the sockets, and the list of sessions. visitors: asked at every request."""
 
     async def camera(request: web.Request) -> web.StreamResponse:
         socket = await _upgrade(request, service)
@@ -86,16 +86,20 @@ def application(service: Service, visitors: Visitors) -> web.Application:
     async def metrics(_: web.Request) -> web.StreamResponse:
         return web.Response(text=service.metrics.text(), content_type="text/plain", charset="utf-8")
 
-    app.add_routes(routes(service, visitors))
-    app.add_routes([web.get(path, _guarded(handler, visitors)) for path, handler in
-                    (("/health", health), ("/metrics", metrics))])  # fmt: skip
+    async def page(_: web.Request) -> web.StreamResponse:
+        return web.FileResponse(WEB / "player.html")
+
+    app.add_routes(routes(service, lambda: visitors))
+    app.add_routes([web.get(path, _guarded(handler, lambda: visitors)) for path, handler in
+                    (("/health", health), ("/metrics", metrics), ("/", page))])  # fmt: skip
+    app.router.add_static("/", WEB)
     app.on_shutdown.append(lambda _: _close_sockets(service))
     return app
 
 
-def _guarded(handler: Handler, visitors: Visitors) -> Handler:
+def _guarded(handler: Handler, visitors: Callable[[], Visitors]) -> Handler:
     async def checked(request: web.Request) -> web.StreamResponse:
-        if (refusal := visitors.refusal(request)) is not None:
+        if (refusal := visitors().refusal(request)) is not None:
             return web.json_response({"error": refusal}, status=403)
         return await handler(request)
 
@@ -103,8 +107,7 @@ def _guarded(handler: Handler, visitors: Visitors) -> Handler:
 
 
 async def _close_sockets(service: Service) -> None:
-    for socket in list(service.sockets):
-        await socket.close(code=1001, message=b"the server stops")
+    await service.hang_up("the server stops")
 
 
 async def _upgrade(request: web.Request, service: Service, *, autoping: bool = True) -> web.WebSocketResponse:

@@ -41,8 +41,11 @@ class Service:
         self.connections = 0
         self.sockets: weakref.WeakSet[web.WebSocketResponse] = weakref.WeakSet()
         self._bounds: dict[str, Any] = {
-            "awake": awake, "cache_bytes": cache_bytes, "known": known, "timeout": timeout
-        }  # fmt: skip
+            "awake": awake,
+            "cache_bytes": cache_bytes,
+            "known": known,
+            "timeout": timeout,
+        }
         self._residents: Residents | None = None
         self._problem: MessageError | None = None
         self._decided = asyncio.Event()
@@ -50,9 +53,9 @@ class Service:
         self.metrics.gauge("sessions", self._states)
         self.metrics.gauge("cache_bytes", lambda: {(): 0 if self._residents is None else self._residents.nbytes()})
 
-    def open(self, host: Host, worker: Worker) -> None:
-        """From now on sessions can be begun."""
-        self._residents, self._problem = Residents(host, worker, **self._bounds), None
+    def open(self, host: Host, worker: Worker, **bounds: Any) -> None:
+        """From now on sessions can be begun. bounds: in place of those that the service was made with."""
+        self._residents, self._problem = Residents(host, worker, **{**self._bounds, **bounds}), None
         self._decided.set()
 
     async def load(self, loading: Awaitable[tuple[Host, Worker]]) -> None:
@@ -64,12 +67,17 @@ class Service:
             self._decided.set()
             raise
 
-    async def close(self) -> None:
-        """Ends all sessions; whoever asks from now on is told that the world is gone."""
+    async def close(self, reason: str = "the world is not served any more") -> None:
+        """Ends all sessions; whoever asks from now on is told the reason. It may be opened again."""
         residents, self._residents = self._residents, None
-        self._problem = MessageError("the world is not served any more", code="internal")
+        self._problem = MessageError(reason, code="internal")
         if residents is not None:
             await residents.end_all()
+
+    async def hang_up(self, reason: str) -> None:
+        """Closes all sockets."""
+        for socket in list(self.sockets):
+            await socket.close(code=1001, message=reason.encode()[:123])
 
     @property
     def state(self) -> str:

@@ -13,19 +13,19 @@ from .limits import Limits
 
 
 class _Head(NamedTuple):
-    """What a first byte announces: ``length_bytes`` hold a number that is added to ``count``.
+    """What a first byte announces: a number of ``length_bytes`` follows it and is added to ``fixed``.
 
-    count: bytes of the value behind them, or entries of a list or map.
+    fixed: bytes of the value behind that, or entries of a list or map.
     """
 
     kind: str
-    count: int = 0
+    fixed: int = 0
     length_bytes: int = 0
 
 
 def _heads() -> list[_Head | None]:
     table: list[_Head | None] = [None] * 256
-    for byte in (*range(0x00, 0x80), *range(0xE0, 0x100)):
+    for byte in (*range(0x80), *range(0xE0, 0x100)):
         table[byte] = _Head("number")
     for count in range(16):
         table[0x80 + count] = _Head("map", count)
@@ -34,12 +34,13 @@ def _heads() -> list[_Head | None]:
         table[0xA0 + count] = _Head("string", count)
     for byte, kind in ((0xC0, "nil"), (0xC2, "boolean"), (0xC3, "boolean")):
         table[byte] = _Head(kind)
-    for first, kind, sizes in ((0xC4, "binary", 3), (0xD9, "string", 3), (0xC7, "extension", 3)):
-        for power in range(sizes):
+    for first, kind in ((0xC4, "binary"), (0xC7, "extension"), (0xD9, "string")):
+        for power in range(3):
             table[first + power] = _Head(kind, 0, 1 << power)
-    for first, sizes in ((0xCA, (4, 8)), (0xCC, (1, 2, 4, 8)), (0xD0, (1, 2, 4, 8))):
-        for step, size in enumerate(sizes):
-            table[first + step] = _Head("number", size)
+    table[0xCA], table[0xCB] = _Head("number", 4), _Head("number", 8)  # floats; then integers without and with a sign
+    for first in (0xCC, 0xD0):
+        for power in range(4):
+            table[first + power] = _Head("number", 1 << power)
     for byte in range(0xD4, 0xD9):
         table[byte] = _Head("extension")
     for first, kind in ((0xDC, "list"), (0xDE, "map")):
@@ -79,7 +80,7 @@ def check_structure(data: bytes, limits: Limits) -> None:
         start, at = at, at + 1 + head.length_bytes
         if at > end:
             raise _cut_off(f"a {head.kind} at byte {start} has no length")
-        count = head.count + int.from_bytes(data[start + 1 : at])
+        count = head.fixed + int.from_bytes(data[start + 1 : at])
         if head.kind not in ("list", "map"):
             at += count
             if at > end:
@@ -88,16 +89,16 @@ def check_structure(data: bytes, limits: Limits) -> None:
         entries += count
         if entries > limits.items:
             raise MessageError(
-                f"the message has more than {limits.items} entries (a {head.kind} at byte {start} claims {count}); send "
-                "numbers as arrays"
+                f"the message has more than {limits.items} entries (a {head.kind} at byte {start} claims {count}); "
+                "send numbers as arrays"
             )
         values = 2 * count if head.kind == "map" else count
         if values > end - at:
             raise _cut_off(f"a {head.kind} at byte {start} claims {count} entries and has {end - at} bytes for them")
         if len(waiting) > limits.depth:
             raise MessageError(
-                f"lists and maps lie more than {limits.depth} deep inside one another (at byte {start}); send a flatter "
-                "message"
+                f"lists and maps lie more than {limits.depth} deep inside one another (at byte {start}); "
+                "send a flatter message"
             )
         waiting.append(values)
     if at != end:

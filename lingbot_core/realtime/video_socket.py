@@ -19,6 +19,8 @@ from .video_session import VideoSession
 START_SECONDS, STALL_SECONDS = 10.0, 60.0
 AHEAD = 4
 """Chunks that are made although the client has not read them."""
+# The event loop itself keeps no task alive. aiohttp cancels a request whose client is gone.
+_running: set[asyncio.Task[None]] = set()
 _LARGE = 1 << 16
 """Characters; longer messages are read off the event loop."""
 
@@ -56,9 +58,10 @@ class VideoSocket:
         finally:
             watching.cancel()
             self._gone()
-            # Never cancelled: what the worker makes would belong to nobody then.
-            tasks = [task for task in (watching, self._task) if task is not None]
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(watching, return_exceptions=True)
+            if self._task is not None:
+                # Never cancelled: what the worker makes would belong to nobody then.
+                await asyncio.shield(self._task)
 
     # Messages
 
@@ -116,6 +119,8 @@ class VideoSocket:
         self._session = VideoSession(self._service, start, interactions, self)
         self._touch()
         self._task = asyncio.ensure_future(self._run(self._session))
+        _running.add(self._task)
+        self._task.add_done_callback(_running.discard)
 
     async def _interact(self, message: Mapping[str, Any]) -> None:
         event_id = read_event_id(message)

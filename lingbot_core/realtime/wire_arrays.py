@@ -26,7 +26,7 @@ _TYPES = (
 
 def _known_types() -> dict[str, np.dtype[Any]]:
     """By "float32", "f4", "<f4", ">f4" and so on. Parsing other strings could cost memory: "(1000000000,)f4"."""
-    known = {}
+    known: dict[str, np.dtype[Any]] = {}
     for dtype in map(np.dtype, _TYPES):
         short = f"{dtype.kind}{dtype.itemsize}"
         known |= {dtype.name: dtype, short: dtype, f"={short}": dtype, f"|{short}": dtype}
@@ -43,8 +43,10 @@ def to_wire(value: Any) -> dict[bytes, Any]:
     Raises MessageError("internal") for anything else, and for arrays of other things than real numbers.
     """
     if not isinstance(value, np.ndarray | np.generic):
+        # msgpack asks here for whole numbers that do not fit, too.
+        what = "a number beyond 64 bits" if isinstance(value, int) else f"a value of the type {type(value).__name__}"
         hint = "; turn a tensor into an array" if hasattr(value, "numpy") else ""
-        raise MessageError(f"a value of the type {type(value).__name__} cannot be sent{hint}", code="internal")
+        raise MessageError(f"{what} cannot be sent{hint}", code="internal")
     if value.dtype.str not in _KNOWN_TYPES:
         raise MessageError(f"numpy's {value.dtype} cannot be sent; use real numbers of up to 64 bits", code="internal")
     if isinstance(value, np.ndarray):

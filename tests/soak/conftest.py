@@ -16,3 +16,5 @@ _spec.loader.exec_module(_fixtures)
 small = _fixtures.small
 recipe = _fixtures.recipe
 tiny_world = _fixtures.tiny_world
+
+from tests.unit.realtime.conftest import path, picture, small_area, tiny  # noqa: E402, F401
