@@ -6,12 +6,14 @@ import asyncio
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -26,12 +28,15 @@ from lingbot_core.engine.fragments import FragmentWriter
 from lingbot_core.engine.image import frames_to_uint8, prepare_image
 from lingbot_core.engine.route import route_from_camera, route_from_events
 from lingbot_core.engine.session import WorldSession
-from lingbot_core.errors import PromptError
+from lingbot_core.errors import PromptError, ServerError
+from lingbot_core.realtime.client import VideoClient, key_velocity
 from lingbot_core.realtime.codec import pack, unpack
 from lingbot_core.realtime.host import LoadedHost
 from lingbot_core.realtime.server import CAMERA, VIDEO
 from lingbot_core.realtime.video_socket import AHEAD
 from lingbot_core.realtime.worker import ThreadWorker
+
+from ..conftest import prompt_states
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PING = {"type": "session.ping"}
@@ -464,6 +469,46 @@ def test_a_flood_of_interactions_is_bounded_and_each_is_answered(host):
     assert all(answer["code"] == "session_busy" and answer["event_id"] for answer in answers[-10:])
 
 
+class Acting(Watched):
+    """A host whose model is steered by actions; it has no text encoder, so that states are given."""
+
+    def begin(self, beginning):
+        return super().begin(replace(beginning, settings={**beginning.settings, "prompt_states": prompt_states(0)}))
+
+    def encode(self, prompts):
+        return {prompt: prompt_states(1) for prompt in prompts}
+
+
+def test_a_model_that_is_steered_by_actions_takes_scripts_and_prompts_and_rejects_cameras(act_world):
+    host = Acting(act_world)
+    sizes = {"width": 32, "height": 16}
+
+    async def scenario():
+        async with video_server(host=host) as at:
+            scripted = await watch(at, start(**sizes, extra_params={"camera_action_script": WALK}))
+            async with at.peer() as peer:
+                begun = await peer.ask(start(**sizes))
+                await peer.send(interaction({"prompt": "snow"}, event_id="p"))
+                await peer.send(interaction(camera("velocity"), event_id="v"))
+                error = await peer.until("error")
+                await peer.until("video.chunk_metadata", started_event_ids=["p"])
+                await peer.send(STOP)
+                await peer.until("session.done")
+            return scripted, begun["config"], error
+
+    _, config, error = run(scenario())
+    assert (error["code"], error["event_id"]) == ("interaction_failed", "v")
+    assert "steered by actions" in error["message"]
+    # Attention sees all of the past here, so that an endless session is short.
+    assert (config["num_frames"], config["max_frames"]) == (None, 957)
+    scripted, free = host.seen
+    assert np.concatenate([chunk.controls.actions for chunk in scripted.chunks])[:6].tolist() == [
+        [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1],
+    ]  # fmt: skip
+    assert not any(chunk.controls.actions.any() for chunk in free.chunks)
+    assert free.chunks[-1].prompt == "snow"
+
+
 DIRECTIONS = {
     "l": camera("velocity", rotation=(0, np.sin(np.radians(3)), 0, np.cos(np.radians(3)))),
     "d": camera("velocity", (0.05, 0, 0)),
@@ -488,6 +533,71 @@ def test_the_picture_of_a_velocity_moves_as_that_of_its_key(tiny_world, key):
     motion = global_motion(torch.from_numpy(frames).permute(0, 3, 1, 2).float() / 255)
     halves = [along_key(motion[begin : begin + 8], key, 160) for begin in (8, 16, 24)]
     assert all(agrees(distance) for distance in halves), halves
+
+
+# Noise
+
+VALID = [
+    start(num_frames=9),
+    start(size="48x32", fps=8, seconds=2, seed=1, extra_params={"camera_action_script": WALK, "translation_unit": 1}),
+    interaction({"prompt": "snow", **camera("velocity", (0, 0, 0.1))}, event_id="e", transition_chunks=2),
+    interaction(camera("target")),
+    PING,
+    STOP,
+]
+ODD = [None, True, -1, 0, 2**63, 0.5, 1e308, "", "x", "\ud800", [], {}, [[]], {"a": {}}, "data:image/png;base64,AAAA"]
+
+
+def changed(pick: random.Random, value):
+    """The same with one thing in it another, gone, or new."""
+    if isinstance(value, dict) and value and pick.random() < 0.9:
+        name = pick.choice(list(value))
+        match pick.randrange(4):
+            case 0:
+                return {key: entry for key, entry in value.items() if key != name}
+            case 1:
+                return {**value, name + "x": pick.choice(ODD)}
+            case _:
+                return {**value, name: changed(pick, value[name])}
+    if isinstance(value, list) and value and pick.random() < 0.7:
+        index = pick.randrange(len(value))
+        return [*value[:index], changed(pick, value[index]), *value[index + pick.randrange(2) :]]
+    return pick.choice(ODD)
+
+
+def broken(pick: random.Random, text: str) -> str:
+    at, other = pick.randrange(len(text)), pick.choice(['"', "{", "}", "[", ",", "NaN", "\\", "9" * 30, "\0", "\u20ac"])
+    return text[:at] + other + text[at + pick.randrange(3) :] if pick.random() < 0.7 else text[:at]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_noise_is_answered_and_the_connection_goes_on(host, seed):
+    pick = random.Random(seed)
+
+    async def scenario():
+        kinds = set()
+        async with video_server(host=host) as at:
+            for _ in range(12):  # before a start, and in the middle of a session
+                async with at.peer() as peer:
+                    if pick.random() < 0.5:
+                        await peer.send(start())
+                        await peer.until("video.start")
+                    for _ in range(25):
+                        text = json.dumps(changed(pick, pick.choice(VALID)))
+                        await peer.send(broken(pick, text) if pick.random() < 0.3 else text)
+                        await peer.send(PING)
+                        while (message := await peer.get())["type"] not in ("session.pong", "session.done"):
+                            kinds.add(message.get("code", message["type"]))
+                        if message["type"] == "session.done":
+                            break
+            await at.becomes_true(lambda: left_nothing(at, host))
+            assert at.service.metrics.count("errors_total", code="internal") == 0
+            peer = await watch(at, start(num_frames=9))
+            return kinds, peer
+
+    kinds, peer = run(scenario())
+    assert {"malformed_payload", "out_of_order", "session.interaction.queued"} <= kinds
+    assert len(peer.chunks) == 1
 
 
 # What is made
@@ -848,6 +958,42 @@ def test_the_socket_answers_pings_of_its_own_kind(host):
 
     answer = run(scenario())
     assert (answer.type, bytes(answer.data)) == (WSMsgType.PONG, b"there?")
+
+
+def test_the_client_of_this_library_drives_it(host):
+    events = []
+
+    async def drive(client: VideoClient):
+        with pytest.raises(ServerError, match="num_inference_steps") as refused:
+            await client.start("a sunny day", image=PICTURE, width=48, height=32, num_inference_steps=9)
+        begun = await client.start("a sunny day", image=PICTURE, width=48, height=32)
+        await client.interact(velocity=key_velocity("w"), event_id="w")
+        await client.interact(velocity=key_velocity("w"), event_id="w")
+        await client.ping()
+        chunks = []
+        async for metadata, fragment in client.chunks():
+            chunks.append((metadata, fragment))
+            if len(chunks) == 2:
+                await client.interact(prompt="snow", target=np.eye(4), event_id="back")
+            if metadata["completed_event_ids"] == ["back"]:
+                await client.stop()
+        return refused.value.code, begun, chunks, client.done
+
+    async def scenario():
+        async with (
+            video_server(host=host) as at,
+            VideoClient(str(at.server.make_url("/")), on_event=events.append) as client,
+        ):
+            return await drive(client)
+
+    code, begun, chunks, done = run(scenario())
+    assert (code, begun["format"], done["reason"]) == ("unsupported", "m4s", "stopped")
+    kinds = [event.get("code", event["type"]) for event in events]
+    assert sorted(kinds) == ["event_id_conflict", *["session.interaction.queued"] * 2, "session.pong"]
+    assert len(frames_of(b"".join(fragment for _, fragment in chunks))) == 12 * len(chunks) - 3
+    poses = [chunk.controls.pose_after for chunk in host.seen[0].chunks]
+    assert poses[1][2, 3] > 0.1
+    assert any(np.array_equal(pose, np.eye(4)) for pose in poses[2:])
 
 
 def test_a_picture_of_another_shape_decides_the_size_where_none_is_named(host):
