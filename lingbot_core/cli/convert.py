@@ -35,7 +35,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser.add_argument("source", metavar="SRC", help="folder or file of a LingBot-World model")
     parser.add_argument("target", metavar="DST", type=Path, help="folder to make them in, such as ComfyUI/models")
     parser.add_argument(
-        "--dtype", choices=DTYPE_CHOICES, default="bf16", help="of transformer and text encoder (default: bf16)"
+        "--dtype",
+        choices=(*DTYPE_CHOICES, "fp8"),
+        default="bf16",
+        help="of transformer and text encoder (default: bf16). fp8: the transformer's large matrices with a scale, "
+        "half the size, and bf16 for the rest",
     )
     parser.add_argument("--vae-dtype", choices=DTYPE_CHOICES, help="of the VAE (default: as it is stored)")
     parser.add_argument(

@@ -7,6 +7,7 @@ makes one pass of each; both give the same up to the order of float32 sums (test
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import torch
@@ -72,19 +73,39 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 PYTORCH = Pieces()
+OLDEST = (8, 0)
+"""Compute capability from which on the hardware rounds to bfloat16."""
 
 
 @functools.cache
-def _fused() -> Pieces | None:
+def fused_pieces(device: torch.device) -> Pieces | None:
+    """Kernels for a CUDA device, tried once; None where they cannot run: an older card, no Triton, no C compiler."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < OLDEST:
+        return None
+    return working(device)
+
+
+def working(device: torch.device) -> Pieces | None:
+    """Kernels if a small one gives what it should on this device; a warning says why not."""
     try:
         from .kernels import FusedPieces
+
+        pieces = FusedPieces()
+        x = torch.ones(2, 16, device=device)
+        right = bool((pieces.gated(x, x.clone(), x[:1].clone()) == 2).all())
     except ImportError:  # PyTorch comes without Triton on some systems
         return None
-    return FusedPieces()
+    except Exception as error:  # whatever compiling may raise: all of it works without, only slower
+        logging.warning("LingBot World: its kernels cannot run on %s and are left out: %s", device, error)
+        return None
+    if not right:
+        logging.warning("LingBot World: its kernels are wrong on %s and are left out", device)
+        return None
+    return pieces
 
 
 def pieces_for(x: Tensor) -> Pieces:
     """Those for the device of x; PyTorch's own inside torch.compile, which fuses them itself."""
-    if not x.is_cuda or torch.version.hip is not None or torch.compiler.is_compiling():
+    if not x.is_cuda or torch.compiler.is_compiling():
         return PYTORCH
-    return _fused() or PYTORCH
+    return fused_pieces(x.device) or PYTORCH

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import socket as socket_module
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -17,6 +19,8 @@ from .video_socket import VideoSocket
 
 CAMERA, VIDEO, SESSIONS = "/v1/realtime/world/camera", "/v1/realtime/video", "/v1/realtime/sessions"
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
+"""Seconds of silence, seconds between questions, questions, and ms that data may stay unanswered: a minute in all."""
 WEB = Path(__file__).parents[1] / "web"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -115,8 +119,23 @@ async def _upgrade(request: web.Request, service: Service, *, autoping: bool = T
         max_msg_size=service.limits.message_bytes, compress=False, heartbeat=None, autoping=autoping
     )
     await socket.prepare(request)
+    if request.transport is not None:
+        notice_dead_peers(request.transport.get_extra_info("socket"))
     service.sockets.add(socket)
     return socket
+
+
+def notice_dead_peers(connection: Any) -> None:
+    """Has TCP itself ask whether a silent peer still lives, so that a machine that vanished frees its session.
+
+    Not by pings of the web socket: clients that only read when they expect something would not answer them.
+    """
+    if connection is None:
+        return
+    connection.setsockopt(socket_module.SOL_SOCKET, socket_module.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if (option := getattr(socket_module, name, None)) is not None:
+            connection.setsockopt(socket_module.IPPROTO_TCP, option, value)
 
 
 def _name(host: str) -> str:

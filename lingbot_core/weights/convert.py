@@ -47,11 +47,14 @@ from .layout import (
 )
 from .load import dit_config, problems, text_config, text_model, vae_config
 from .metadata import MADE_FROM, FileMetadata, file_name, write_metadata
+from .quantise import streamed_fp8
 from .stream import StreamedFile, StreamedTensor, gigabytes
 from .tokenizer import JSON, SPIECE, UMT5_VOCABULARY, locate, read_bytes, size_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPE_LABELS = {dtype: label for label, dtype in DTYPES.items()}
+FP8_SCALED = "fp8"
+"""The transformer's large matrices in fp8 with scales, and everything else in bfloat16."""
 PARTS = {"dit": TRANSFORMER, "text": TEXT, "vae": VAE}
 FOLDERS = {"dit": "diffusion_models", "text": "text_encoders", "vae": "vae"}
 
@@ -131,9 +134,10 @@ def plan(
     """Decides and checks everything that can be known without reading weights.
 
     source: whatever `find_layout` takes, or with ``only`` the file of that part alone. dtype: of transformer and text
-    encoder. vae_dtype: of the VAE; None keeps the stored one, because the VAE is small and its encoder makes what the
-    transformer starts from. preset: the recipe to note in the transformer's file; None for the one the source points
-    to. only: ``dit``, ``text`` or ``vae``. overwrite: replace files that are there, finished or not.
+    encoder; ``fp8`` is of the transformer's large matrices, and bfloat16 of all the rest. vae_dtype: of the VAE; None
+    keeps the stored one, because the VAE is small and its encoder makes what the transformer starts from. preset: the
+    recipe to note in the transformer's file; None for the one the source points to. only: ``dit``, ``text`` or
+    ``vae``. overwrite: replace files that are there, finished or not.
     vae, text_encoder, tokenizer: as for `find_layout`. Raises InputFileError, PresetError, WeightsError.
     """
     model = _open(source, only, vae, text_encoder, tokenizer)
@@ -145,9 +149,12 @@ def plan(
         if only not in (None, name):
             continue
         checkpoint = part.open()
-        torch_dtype = _vae_dtype(checkpoint, vae_dtype) if name == "vae" else DTYPES[dtype]
+        rest = DTYPES["bf16" if dtype == FP8_SCALED else dtype]
+        torch_dtype = _vae_dtype(checkpoint, vae_dtype) if name == "vae" else rest
+        label = DTYPE_LABELS[torch_dtype]
         if name == "dit":
-            planned = _plan_dit(model, part, checkpoint, torch_dtype, preset)
+            label = dtype
+            planned = _plan_dit(model, part, checkpoint, dtype, preset)
         elif name == "text":
             planned = _plan_text(model, part, checkpoint, torch_dtype, notes)
         else:
@@ -159,7 +166,7 @@ def plan(
         _require_apart(path, name, model, (source, vae, text_encoder))
         metadata = {**planned.metadata, MADE_FROM: _signature(files)}
         streamed = StreamedFile(path, planned.tensors, metadata)
-        outputs.append(Output(name, streamed, DTYPE_LABELS[torch_dtype], _already_made(streamed, overwrite)))
+        outputs.append(Output(name, streamed, label, _already_made(streamed, overwrite)))
     conversion = Conversion(tuple(outputs), tuple(notes))
     _require_room(target, conversion)
     return conversion
@@ -210,7 +217,7 @@ class _Planned:
     extra_files: tuple[Path, ...] = ()
 
 
-def _plan_dit(model: _Model, part: Part, checkpoint: Checkpoint, dtype: torch.dtype, chosen: str | None) -> _Planned:
+def _plan_dit(model: _Model, part: Part, checkpoint: Checkpoint, dtype: str, chosen: str | None) -> _Planned:
     assert model.layout is not None
     preset = get_preset(chosen) if chosen is not None else model.layout.preset
     if preset is None:
@@ -232,7 +239,12 @@ def _plan_dit(model: _Model, part: Part, checkpoint: Checkpoint, dtype: torch.dt
     )
     metadata["config"] = json.dumps(NOT_A_PLAIN_WAN, sort_keys=True)
     name = _model_name(model.layout, preset, config.control)
-    return _Planned(f"{name}_{DTYPE_LABELS[dtype]}", _streamed(checkpoint, dtype), metadata)
+    if dtype != FP8_SCALED:
+        return _Planned(f"{name}_{dtype}", _streamed(checkpoint, DTYPES[dtype]), metadata)
+    names = sorted(checkpoint.shapes(), key=_natural)
+    tensors, about = streamed_fp8(checkpoint, names, torch.bfloat16)
+    # The name that such files have elsewhere.
+    return _Planned(f"{name}_fp8_e4m3fn_scaled", tensors, {**metadata, **about})
 
 
 # ComfyUI's Load Diffusion Model would take the file for Wan 2.2 image to video, because the names of that are all

@@ -32,6 +32,7 @@ SAFETENSORS_DTYPES = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
 }
 
 Advance = Callable[[int], None]

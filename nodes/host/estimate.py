@@ -12,8 +12,9 @@ from ...lingbot_core.errors import ImageError
 from ...lingbot_core.models.dit import CausalWanDiT
 from ...lingbot_core.models.vae import VAEConfig
 from ...lingbot_core.presets import Preset, get_preset
+from ...lingbot_core.weights.quantise import is_large
 from .models import WorldModel
-from .precision import BF16, FP8, is_large
+from .precision import BF16, FP8
 from .vae import require_wan21
 
 OWN_PRESET, AS_LOADED = "the model's own", "as loaded"

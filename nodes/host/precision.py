@@ -10,6 +10,7 @@ import torch
 from ...lingbot_core.errors import WeightsError
 from ...lingbot_core.weights.checkpoint import Checkpoint
 from ...lingbot_core.weights.files import DTYPES
+from ...lingbot_core.weights.quantise import is_large
 
 AS_STORED, BF16, FP8 = "as stored", "bf16", "fp8_e4m3fn"
 WEIGHT_DTYPES = (AS_STORED, BF16, FP8)
@@ -34,11 +35,6 @@ class Precision:
     def stores(self, name: str, dimensions: int) -> torch.dtype:
         """The dtype that a weight is kept in. Only the blocks' matrices are ever fp8; they are nearly all there is."""
         return self.compute if self.storage in FLOAT8 and not is_large(name, dimensions) else self.storage
-
-
-def is_large(name: str, dimensions: int) -> bool:
-    """Whether a weight is one of the blocks' matrices. The rest is small, and some of it runs in float32."""
-    return dimensions == 2 and name.startswith("blocks.") and name.endswith(".weight")
 
 
 def choose_precision(checkpoint: Checkpoint, weight_dtype: str, device: torch.device) -> Precision:

@@ -17,10 +17,8 @@ from ...lingbot_core.errors import WeightsError
 from ...lingbot_core.models.dit import CausalWanDiT
 from ...lingbot_core.weights.checkpoint import Checkpoint
 from ...lingbot_core.weights.load import Progress, parameter_mark, problems
-from .precision import Precision, is_large
-
-E4M3 = "float8_e4m3fn"
-_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+from ...lingbot_core.weights.quantise import FORMAT, is_large, quantise
+from .precision import Precision
 
 
 def fill_transformer(
@@ -77,8 +75,7 @@ def _scaled(checkpoint: Checkpoint, name: str, device: torch.device) -> dict[str
         full_precision = stored.full_precision
     else:
         weight = checkpoint.read(name, dtype=torch.float32, device=device)
-        scale = weight.abs().amax().clamp(min=1e-12) / _LARGEST
-        values, about = (weight / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn), {"format": E4M3}
+        (values, scale), about = quantise(weight), {"format": FORMAT}
         # Activations are rounded to fp8 as well only for those who ask ComfyUI for it.
         full_precision = PerformanceFeature.Fp8MatrixMultiplication not in args.fast
     note: dict[str, Any] = {**about, **({"full_precision_matrix_mult": True} if full_precision else {})}

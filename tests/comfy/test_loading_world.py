@@ -304,6 +304,23 @@ def test_a_scale_for_each_row_becomes_one_for_the_whole_matrix(models, vae):
     assert torch.isfinite(first_chunk(host(model, vae).world)).all()
 
 
+def test_a_file_converted_to_fp8_is_what_the_loader_makes_of_its_source(models, vae):
+    assert part("lingbot_core.cli").main(["convert", "tiny", str(models), "--dtype", "fp8", "--only", "dit"]) == 0
+    [file] = (models / "diffusion_models").glob("*.safetensors")
+    converted, loaded = tiny_model(model_name=file.name), tiny_model(weight_dtype="fp8_e4m3fn")
+    ours, theirs = (dict(model.model.diffusion_model.named_parameters()) for model in (converted, loaded))
+    scaled = [
+        name for name, p in theirs.items() if isinstance(p.data, QuantizedTensor) or isinstance(p, QuantizedTensor)
+    ]
+    assert len(scaled) == 84
+    for name in scaled:
+        assert torch.equal(ours[name].dequantize(), theirs[name].dequantize()), name
+    # The rest of the file is in bfloat16.
+    torch.testing.assert_close(
+        first_chunk(host(converted, vae).world), first_chunk(host(loaded, vae).world), atol=0.1, rtol=0.1
+    )
+
+
 def test_an_unscaled_fp8_file_loads(models, vae):
     file = rewritten(converted(models), "plain.safetensors", "plain")
     assert torch.isfinite(first_chunk(host(tiny_model(model_name=file.name), vae).world)).all()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lingbot_core.models.dit_blocks import LayerNorm
-from lingbot_core.models.pieces import PYTORCH, Pieces, pieces_for
+from lingbot_core.models.pieces import PYTORCH, Pieces, pieces_for, working
 from lingbot_core.models.rope import rope_for_chunk
 
 INTERPRETED = not torch.cuda.is_available()
@@ -90,3 +90,18 @@ def test_queries_and_keys(fused, size, dtype):
 
 def test_the_device_decides():
     assert pieces_for(torch.zeros(1)) is PYTORCH
+
+
+def test_kernels_are_tried_before_they_are_used(fused, monkeypatch, caplog):
+    assert type(working(DEVICE)) is type(fused)
+    kernels = importlib.import_module("lingbot_core.models.kernels")
+    right = kernels.FusedPieces.gated
+
+    def no_compiler(*_):
+        raise RuntimeError("Failed to find C compiler")
+
+    for way, words in ((no_compiler, "Failed to find C compiler"), (lambda s, x, y, g: right(s, x, y, g) + 1, "wrong")):
+        caplog.clear()
+        monkeypatch.setattr(kernels.FusedPieces, "gated", way)
+        assert working(DEVICE) is None
+        assert words in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import subprocess
 import sys
 import textwrap
@@ -615,3 +616,19 @@ def test_only_this_machine_and_its_own_pages_are_answered(tiny, headers, status)
                 return response.status
 
     assert run(scenario()) == status
+
+
+def test_a_machine_that_vanished_is_noticed_within_a_minute(tiny):
+    async def scenario():
+        async with serving(tiny) as at, at.peer():
+            [server_side] = at.service.sockets
+            connection = server_side._req.transport.get_extra_info("socket")
+            idle, every, count = (
+                connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), idle + every * count
+
+    on, seconds = run(scenario())
+    assert on == 1
+    assert 0 < seconds <= 60
