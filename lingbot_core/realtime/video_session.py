@@ -212,7 +212,9 @@ class VideoSession:
     async def _chunk(self, resident: Resident, picture: PreparedImage, route: Route | None) -> None:
         """The next chunk. A new prompt that it cannot be made with is given up, and it is made with the old one."""
         assert resident.handle is not None
-        pose = resident.handle.history.carry.pose
+        history = resident.handle.history
+        # A path may begin anywhere; who takes the camera from it before it has moved takes it there.
+        pose = history.carry.pose if history.chunks else self.interactions.start
         turn = self.interactions.turn(pose)
         for event_id, why in turn.rejected:
             await self._client.send_error(MessageError(why, code="interaction_failed"), event_id=event_id)

@@ -627,6 +627,26 @@ def test_action_path_makes_what_the_offline_run_of_those_files_makes(host, tiny_
     assert peer.events[0]["config"]["translation_unit_rule"] == "clip"
 
 
+def test_a_target_is_relative_to_where_a_path_begins(host, tmp_path):
+    poses = np.tile(np.eye(4), (33, 1, 1))
+    poses[:, 0, 3] = 5 + np.arange(33)
+    (tmp_path / "walk").mkdir()
+    np.save(tmp_path / "walk" / "poses.npy", poses)
+
+    async def scenario():
+        async with video_server(host=host, trusted=tmp_path) as at:
+            message = start(extra_params={"action_path": "walk", "translation_unit": 1})
+            await watch(at, message, interaction(camera("target", (0, 0, 3)), event_id="t"))
+            await watch(at, message)
+
+    run(scenario())
+    taken, alone = host.seen
+    steps = taken.chunks[0].controls.relative[:, :3, 3]
+    assert steps == pytest.approx(np.array([[0, 0, 0], [0, 0, 1], [0, 0, 1]]))
+    assert taken.chunks[0].controls.pose_after[:3, 3].tolist() == [5, 0, 3]
+    assert alone.chunks[0].controls.pose_after[:3, 3].tolist() == [13, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("given", "code", "words"),
     [
