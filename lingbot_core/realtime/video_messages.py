@@ -40,15 +40,14 @@ class VideoStart:
     """A session.start that the loaded model can honour.
 
     preset: the recipe, with what the message changes of it. image: a data: URL or one of the web. chunks: None for an
-    endless session. script: keys of each latent frame, [chunks][latent frames of a chunk]. action_path: as it was sent.
-    size: (height, width), None for the model's own. translation_unit, first_delta: None where not given; so
-    negative_prompt, which is the preset's then. unknown: names of fields that mean nothing here.
+    endless session, and where action_path decides. script: keys of each latent frame, [chunks][latent frames of a
+    chunk]. action_path: as it was sent. size: (height, width), None for the model's own. translation_unit, first_delta:
+    None where not given. unknown: names of fields that mean nothing here.
     """
 
     prompt: str
     image: str
     preset: Preset
-    negative_prompt: str | None = None
     size: tuple[int, int] | None = None
     fps: float = FPS
     num_frames: int | None = None
@@ -102,7 +101,6 @@ def read_start(message: Mapping[str, Any], *, preset: Preset, model: str) -> Vid
     if _optional(message, "format", text_of(MAX_NAME)) not in (None, "m4s"):
         raise _unsupported(message, "format", "this server sends m4s")
     prompt = _needed(message, "prompt", MAX_PROMPT)
-    recipe = _recipe(message, extra, preset)
     script = _script(extra, preset.chunk)
     action_path = _text(extra, "action_path", 4096, "extra_params.action_path")
     if script is not None and action_path is not None:
@@ -112,8 +110,7 @@ def read_start(message: Mapping[str, Any], *, preset: Preset, model: str) -> Vid
     return VideoStart(
         prompt=prompt,
         image=_image(message),
-        preset=recipe,
-        negative_prompt=_negative(message, recipe),
+        preset=_recipe(message, extra, preset),
         size=_size(message),
         fps=fps,
         num_frames=num_frames,
@@ -213,22 +210,19 @@ def _recipe(message: Mapping[str, Any], extra: Mapping[str, Any], preset: Preset
     inner = _optional(extra, "flow_shift", positive, "extra_params.")
     if shift is not None and inner is not None and shift != inner:
         raise MessageError(f"flow_shift is given twice, as {shift:g} and as {inner:g}; send it once")
+    negative = _text(message, "negative_prompt", MAX_PROMPT)
     try:
-        return preset.with_overrides(
+        recipe = preset.with_overrides(
             # What the preset has already is no change of it.
             steps=None if steps == preset.steps else steps,
             guidance_scale=None if guidance is None else float(guidance),
             shift=None if shift is None and inner is None else float(inner if shift is None else shift),
         )
+        if negative and not recipe.guided:
+            raise _unsupported(message, "negative_prompt", "it has no effect without guidance; leave it out")
+        return recipe.with_overrides(negative_prompt=negative) if recipe.guided else recipe
     except PresetError as error:
         raise MessageError(str(error), code="unsupported") from None
-
-
-def _negative(message: Mapping[str, Any], preset: Preset) -> str | None:
-    negative = _text(message, "negative_prompt", MAX_PROMPT)
-    if negative and not preset.guided:
-        raise _unsupported(message, "negative_prompt", "it has no effect without guidance; leave it out")
-    return negative if preset.guided else None
 
 
 def _size(message: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -127,8 +127,6 @@ class VideoSession:
         if route is not None:
             self.interactions.start = route.latent_poses[0]
             settings["intrinsics"] = route.intrinsics(picture)
-        if start.negative_prompt is not None:
-            settings["negative_prompt"] = start.negative_prompt
         chunks, _ = self._chunks(route)
         if start.preset.window is None:
             settings["chunks"] = chunks  # the memory that they will take is asked for at the start

@@ -117,8 +117,9 @@ def test_a_start_that_says_all_that_this_model_can_honour():
 def test_a_guided_preset_honours_what_a_distilled_one_cannot():
     got = read(GUIDED, num_inference_steps=20, guidance_scale=3, negative_prompt="ugly", flow_shift=5)
     assert (got.preset.steps, got.preset.guidance_scale, got.preset.shift) == (20, 3.0, 5.0)
-    assert got.negative_prompt == "ugly"
-    assert read(GUIDED).negative_prompt is None
+    assert got.preset.negative_prompt == "ugly"
+    assert read(GUIDED).preset == GUIDED
+    assert read(GUIDED, negative_prompt="").preset.negative_prompt == ""
     assert refusal(read, GUIDED, guidance_scale=1, negative_prompt="ugly").code == "unsupported"
 
 
