@@ -190,6 +190,7 @@ class CameraSocket:
         """Begins a world where the message asks for one. Returns a prompt that is to change in the one there is."""
         first = resident.handle is None
         picture = await self._picture(resident, request)
+        self._still_ours(resident)
         told = request.prompt if request.event is None or request.event.prompt is None else request.event.prompt
         prompt = resident.prompt if told is None else told
         keep = request.keep_world or (request.event is not None and request.event.prompt is not None)
@@ -294,6 +295,7 @@ class CameraSocket:
             waited: set[asyncio.Future[Any]] = {ready, made}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
+                self._still_ours(resident)
                 await self._send_frames(resident, request, ready.result(), count)
         finally:
             seconds = await made

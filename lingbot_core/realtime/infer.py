@@ -105,12 +105,13 @@ def _event(message: Mapping[str, Any], chunk: int) -> ChunkEvent | None:
         return None
     if message.get("cameras") is not None or message.get("camera") is not None:
         raise MessageError("the message has both an event and cameras; send one of them", code="bad_camera")
+    optional(line, "prompt", text(MAX_PROMPT))
     try:
-        text = json.dumps(_plain(line))
+        script = json.dumps(_plain(line))
     except (TypeError, ValueError):
         raise MessageError("event must hold plain maps, lists, texts and numbers") from None
     try:
-        [event] = parse_events(text + "\n", chunk=chunk, steps=PER_LATENT)
+        [event] = parse_events(script + "\n", chunk=chunk, steps=PER_LATENT)
     except LingBotError as error:
         code: Code = "bad_camera" if isinstance(error, CameraError) else "malformed_payload"
         raise MessageError(str(error).replace("event script, line 1", "event"), code=code) from None

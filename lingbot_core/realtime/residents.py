@@ -37,6 +37,7 @@ class Resident:
 
     lock: held while a message of its owner is worked on; the next owner waits for what is left of the one before.
     stop: set when nobody waits for the owner's chunk any more. picture, prompt: the last ones, kept across a reset.
+    ended: set when the session is forgotten; what still runs for it then gives back what it made.
     settled: whether its translation unit is final. broken: after an internal error, until a reset. event_id: of the
     last event, kept across a reset.
     """
@@ -52,6 +53,7 @@ class Resident:
     event_id: int = -1
     used: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     running: bool = False
     _expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -124,9 +126,17 @@ class Residents:
             resident._expiry = loop.call_later(self.timeout, lambda: self._end_soon(resident))
 
     async def begin(self, resident: Resident, beginning: Beginning) -> None:
-        """Starts, or starts anew, the world of a session. Raises LingBotError."""
+        """Starts, or starts anew, the world of a session. Raises LingBotError, and StoppedError when it was ended."""
         await self.reset(resident)
-        resident.handle = await self._work(resident, partial(self.host.begin, beginning))
+
+        def work() -> WorldHandle:
+            if resident.ended.is_set():
+                raise StoppedError
+            self._make_room(resident)
+            return self.host.begin(beginning)
+
+        await self._take(resident, await self._work(resident, work))
+        assert resident.handle is not None
         start = resident.handle.history.start
         resident.stream = FragmentWriter(width=start.width, height=start.height, fps=start.fps)
 
@@ -153,6 +163,7 @@ class Residents:
 
         def work() -> tuple[WorldHandle, Mapping[str, float]]:
             on_step(0, 0)
+            self._make_room(resident)
             states = {} if prompt is None else host.encode((prompt,))
             with host.drive(handle) as drive:
                 for text, known in states.items():
@@ -162,7 +173,8 @@ class Residents:
                 drive.advance(steer(drive), on_step=on_step, on_frames=on_frames)
                 return drive.handle, drive.history.chunks[-1].timings
 
-        resident.handle, seconds = await self._work(resident, work)
+        made, seconds = await self._work(resident, work)
+        await self._take(resident, made)
         await self._trim()
         return seconds
 
@@ -175,6 +187,8 @@ class Residents:
 
     async def end(self, resident: Resident) -> None:
         """Forgets a session."""
+        resident.owner = None
+        resident.ended.set()
         resident.stop.set()
         if self._all.get(resident.key) is resident:
             del self._all[resident.key]
@@ -185,6 +199,8 @@ class Residents:
     async def end_all(self) -> None:
         """Forgets all sessions."""
         for resident in self:
+            resident.stop.set()  # all of them first: else the chunks that wait would be made before their turn comes
+        for resident in self:
             await self.end(resident)
         await asyncio.gather(*self._ends)
 
@@ -194,7 +210,8 @@ class Residents:
 
     def nbytes_of(self, resident: Resident) -> int:
         """Bytes that the caches of one take; 0 while it sleeps."""
-        return 0 if resident.handle is None else self.host.nbytes(resident.handle)
+        handle = resident.handle  # read once: the worker asks, too
+        return 0 if handle is None else self.host.nbytes(handle)
 
     async def _work(self, resident: Resident, work: Callable[[], Any]) -> Any:
         resident.running = True
@@ -203,6 +220,26 @@ class Residents:
         finally:
             resident.running = False
             self._touch(resident)
+
+    async def _take(self, resident: Resident, handle: WorldHandle) -> None:
+        """Keeps what the worker made, unless the session was ended meanwhile."""
+        if not resident.ended.is_set():
+            resident.handle = handle
+            return
+        await run(self.worker, partial(self.host.close, handle))
+        raise StoppedError
+
+    def _make_room(self, resident: Resident) -> None:
+        """Called by the worker, before a session's caches are made or woken: all others are idle then, also those whose
+        chunks wait, so that the bounds hold however many clients ask at once."""
+        others = [(r.handle, size) for r in self if r is not resident and (size := self.nbytes_of(r))]
+        held, count = self.nbytes_of(resident) + sum(size for _, size in others), 1 + len(others)
+        for handle, size in others:
+            if count <= self.awake and (self.cache_bytes is None or held <= self.cache_bytes):
+                break
+            if handle is not None:
+                self.host.sleep(handle)
+                held, count = held - size, count - 1
 
     async def _trim(self) -> None:
         """Keeps the bounds; the one that was driven last, and those that are running, stay awake."""

@@ -43,10 +43,10 @@ class Visitors:
         """Why a request is not answered, or None."""
         host = request.headers.get("Host", "")
         name = _name(host)
-        if name not in self.hosts and not (self.any_address and _is_address(name)):
+        if name not in {known.lower() for known in self.hosts} and not (self.any_address and _is_address(name)):
             return f"this server does not go by the name {host[:100]!r}; start it with --allow-host for that"
         origin = request.headers.get("Origin")
-        if origin is None or origin in self.origins or urlsplit(origin).netloc == host:
+        if origin is None or origin in self.origins or (host and origin.partition("://")[2] == host):
             return None
         return f"pages of {origin[:100]!r} may not use this server; start it with --allow-origin for them"
 
@@ -140,7 +140,10 @@ def notice_dead_peers(connection: Any) -> None:
 
 def _name(host: str) -> str:
     """The name in a Host header, without the port and the brackets of an IPv6 address."""
-    return (urlsplit(f"//{host}").hostname or "").lower()
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:  # an unclosed bracket
+        return ""
 
 
 def _is_address(name: str) -> bool:

@@ -71,13 +71,15 @@ class Service:
         """Ends all sessions; whoever asks from now on is told the reason. It may be opened again."""
         residents, self._residents = self._residents, None
         self._problem = MessageError(reason, code="internal")
+        self._decided.clear()  # who comes now is told the reason, and greeted when it is opened again
         if residents is not None:
             await residents.end_all()
 
     async def hang_up(self, reason: str) -> None:
-        """Closes all sockets."""
-        for socket in list(self.sockets):
-            await socket.close(code=1001, message=reason.encode()[:123])
+        """Closes all sockets, all at once: one that does not answer takes aiohttp's ten seconds."""
+        message = reason.encode()[:123]
+        closing = [socket.close(code=1001, message=message) for socket in list(self.sockets)]
+        await asyncio.gather(*closing, return_exceptions=True)
 
     @property
     def state(self) -> str:

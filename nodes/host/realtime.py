@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -27,6 +28,7 @@ from ...lingbot_core.engine.session import WorldSession
 from ...lingbot_core.errors import LingBotError
 from ...lingbot_core.presets import Preset
 from ...lingbot_core.realtime.host import Beginning, own_size
+from ...lingbot_core.realtime.residents import StoppedError
 from ...lingbot_core.realtime.server import LOCAL, Visitors, routes
 from ...lingbot_core.realtime.service import Service
 from .memory import out_of_memory_explained
@@ -155,12 +157,28 @@ class PromptWorker:
 
     def __init__(self) -> None:
         self._queue: queue.Queue[tuple[Callable[[], Any], Future[Any]]] = queue.Queue()
+        self._mutex = threading.Lock()
+        self._closed = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """See realtime.worker.Worker."""
         future: Future[T] = Future()
-        self._queue.put((work, future))
+        with self._mutex:
+            if self._closed:
+                future.set_exception(StoppedError())
+            else:
+                self._queue.put((work, future))
         return future
+
+    def finish(self, until: Callable[[], bool]) -> None:
+        """Works until ``until()`` is true, whatever the user cancels meanwhile; what is asked for later is refused."""
+        while not until():
+            with suppress(InterruptProcessingException):
+                self.serve(until)
+        with self._mutex:
+            self._closed = True
+        while not self._queue.empty():
+            self._queue.get()[1].set_exception(StoppedError())
 
     def serve(self, until: Callable[[], bool]) -> None:
         """Works until ``until()`` is true, asked again and again; what it raises passes through."""
@@ -173,8 +191,8 @@ class PromptWorker:
                 continue
             try:
                 future.set_result(work())
-            except InterruptProcessingException as error:
-                future.set_exception(error)
+            except InterruptProcessingException:
+                future.set_exception(StoppedError())  # ComfyUI's own is no Exception: it would pass through the sockets
                 raise  # ComfyUI says so once only
             except BaseException as error:
                 future.set_exception(error)
@@ -222,7 +240,7 @@ class Endpoint:
             worker.serve(go_on)
         finally:
             ended = self._on_loop(self._end())
-            worker.serve(ended.done)  # sessions are ended by this very thread
+            worker.finish(ended.done)  # sessions are ended by this very thread
             ended.result()
         raise AssertionError("serving ends by a cancel")
 

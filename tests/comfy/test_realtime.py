@@ -128,3 +128,38 @@ def test_a_cancel_ends_a_chunk_and_the_connection_and_a_second_endpoint_serves_a
 def test_an_origin_that_is_none_is_refused(client):
     entry = client.wait(client.queue(endpoint(allow_origins="studio")), 60)
     assert "'studio' is no origin" in problems(entry)
+
+
+def test_a_second_cancel_leaves_nothing_that_waits_for_ever(server, client, codec):
+    async def asked(socket: Any, name: str, frames: int) -> None:
+        message = {
+            "session_id": name,
+            "cameras": {"poses": POSES[:9], "intrinsics": INTRINSICS},
+            "image": picture(),
+            "prompt": "a sunny day",
+            "extra_body": {"num_frames": frames, "height": 32, "width": 48},
+        }
+        await socket.send_bytes(codec.pack(message))
+
+    async def ended(socket: Any) -> Any:
+        while (message := await socket.receive(timeout=20)).type == aiohttp.WSMsgType.BINARY:
+            pass
+        return message.type, message.data
+
+    async def scenario(prompt_id: str) -> list[Any]:
+        await walk(server.url, codec)
+        async with aiohttp.ClientSession() as session:
+            sockets = [await session.ws_connect(server.url + ADDRESS, max_msg_size=0) for _ in range(4)]
+            for number, socket in enumerate(sockets):
+                await asked(socket, f"s{number}", 4000)
+            await asyncio.sleep(2)
+            for _ in range(2):
+                await asyncio.to_thread(client.interrupt)
+            await asyncio.to_thread(client.wait, prompt_id, 30)
+            return await asyncio.gather(*map(ended, sockets))
+
+    log = server.log(100_000).count("Task exception was never retrieved")
+    running = client.queue(endpoint())
+    assert asyncio.run(scenario(running)) == [(aiohttp.WSMsgType.CLOSE, 1001)] * 4
+    assert server.log(100_000).count("Task exception was never retrieved") == log
+    assert client.run({"1": {"class_type": "SecondPackEcho", "inputs": {"text": "still here"}}})

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import av
 import numpy as np
 import pytest
 from aiohttp import WSMsgType
+from aiohttp.test_utils import make_mocked_request
 
 from lingbot_core.camera import CameraTrajectory
 from lingbot_core.camera.controls import CameraCarry, clip_controls, latents_of_slice, to_controls
@@ -21,8 +23,10 @@ from lingbot_core.camera.units import translation_unit
 from lingbot_core.engine.image import frames_to_uint8, prepare_image
 from lingbot_core.engine.route import route_from_events
 from lingbot_core.engine.session import WorldSession
-from lingbot_core.realtime.codec import pack
-from lingbot_core.realtime.server import CAMERA
+from lingbot_core.realtime import camera_socket
+from lingbot_core.realtime.codec import pack, unpack
+from lingbot_core.realtime.host import LoadedHost
+from lingbot_core.realtime.server import CAMERA, Visitors
 
 from .conftest import HEIGHT, SMALL, WIDTH, run, serving
 
@@ -371,13 +375,49 @@ def test_a_vanished_client_frees_its_session_after_the_time_out(tiny, picture, p
     assert timeout <= run(scenario()) < timeout + 10
 
 
+@pytest.mark.parametrize("moment", ["begin", "frames"])
+def test_a_client_that_vanishes_leaves_neither_a_world_nor_an_error_behind(tiny, picture, path, monkeypatch, moment):
+    there, go_ahead = threading.Event(), threading.Event()
+
+    def held(work):
+        def waits(*arguments):
+            there.set()
+            assert go_ahead.wait(30)
+            return work(*arguments)
+
+        return waits
+
+    if moment == "begin":
+        monkeypatch.setattr(LoadedHost, "begin", held(LoadedHost.begin))
+    else:
+        monkeypatch.setattr(camera_socket, "frames_to_uint8", held(camera_socket.frames_to_uint8))
+
+    async def scenario():
+        async with serving(tiny, timeout=0) as at:
+            residents = at.service.residents
+            async with at.peer() as peer:
+                await peer.send(**begin(picture, path))
+                await at.until(there.is_set)
+                [resident] = residents
+            await at.until(lambda: not len(residents))
+            go_ahead.set()
+            await at.until(lambda: not resident.lock.locked() and not residents._ends)
+            return resident.handle, residents.host.registry._all(), at.service.metrics.count(
+                "errors_total", code="internal"
+            )
+
+    assert run(scenario()) == (None, [], 0)
+
+
 def test_a_killed_client_frees_its_session_while_a_chunk_runs(tiny, picture, path, tmp_path):
     (tmp_path / "picture.png").write_bytes(picture)
     np.save(tmp_path / "poses.npy", path[0][:9])
     client = textwrap.dedent(
         """
         import asyncio, sys, aiohttp, numpy as np
-        from lingbot_core.realtime.codec import pack
+        from lingbot_core.realtime import camera_socket
+from lingbot_core.realtime.codec import pack, unpack
+from lingbot_core.realtime.host import LoadedHost
 
         async def main():
             poses = np.load("poses.npy")
@@ -443,6 +483,27 @@ def test_interleaved_sessions_are_bitwise_what_each_is_alone_even_where_only_one
             assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
+def test_no_more_sessions_than_agreed_are_awake_however_many_ask_at_once(tiny, picture, path, monkeypatch):
+    async def scenario():
+        awake = []
+        async with serving(tiny, awake=1) as at, at.peer() as one, at.peer() as two, at.peer() as three:
+            residents, forward = at.service.residents, tiny.dit.forward
+
+            def counted(*arguments):
+                awake.append(sum(residents.nbytes_of(r) > 0 for r in residents))
+                return forward(*arguments)
+
+            monkeypatch.setattr(tiny.dit, "forward", counted)
+            peers = {"one": one, "two": two, "three": three}
+            for part in slices(3):
+                await asyncio.gather(
+                    *(peer.ask(**{**begin(picture, path, part), "session_id": name}) for name, peer in peers.items())
+                )
+            return max(awake)
+
+    assert run(scenario()) == 1
+
+
 def test_a_bound_in_bytes_puts_idle_sessions_to_sleep(tiny, picture, path):
     async def scenario():
         async with serving(tiny, cache_bytes=1) as at, at.peer() as one, at.peer() as two:
@@ -492,6 +553,9 @@ def wrong(picture, path) -> dict[str, tuple[dict, str, str]]:
         "a delta": ({**good, "extra_body": {"first_delta": "now"}}, "malformed_payload", "identity or from_rest"),
         "both": ({**good, "event": {"event_id": 1}}, "bad_camera", "both an event and cameras"),
         "an event": ({**good, "cameras": None, "event": {"event_id": -1}}, "malformed_payload", "event_id is -1"),
+        "a long event": (
+            {**good, "cameras": None, "event": {"event_id": 1, "prompt": "x" * 20_001}}, "malformed_payload", "at most"
+        ),
         "options": ({**good, "extra_body": 3}, "malformed_payload", "extra_body must be a map"),
     }  # fmt: skip
 
@@ -567,8 +631,6 @@ def test_after_an_internal_error_a_session_waits_for_a_reset(tiny, picture, path
 
 def test_pings_are_answered_and_messages_counted_while_a_chunk_runs(tiny, picture, path, monkeypatch):
     async def scenario():
-        import threading
-
         hold = threading.Event()
         forward = tiny.dit.forward
         monkeypatch.setattr(tiny.dit, "forward", lambda *a: hold.wait(30) and forward(*a))
@@ -602,6 +664,8 @@ def test_pings_are_answered_and_messages_counted_while_a_chunk_runs(tiny, pictur
         ({"Origin": "http://evil.example"}, 403),
         ({"Host": "evil.example"}, 403),
         ({"Host": "localhost:{port}"}, 101),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://[::1"}, 403),
     ],
 )
 def test_only_this_machine_and_its_own_pages_are_answered(tiny, headers, status):
@@ -632,3 +696,34 @@ def test_a_machine_that_vanished_is_noticed_within_a_minute(tiny):
     on, seconds = run(scenario())
     assert on == 1
     assert 0 < seconds <= 60
+
+
+def test_a_name_of_the_server_counts_in_any_spelling():
+    request = make_mocked_request("GET", "/", headers={"Host": "Studio:8760"})
+    assert Visitors({"Studio"}).refusal(request) is None
+    assert Visitors({"studio"}).refusal(request) is None
+
+
+def test_who_waits_while_nothing_is_served_is_told_once_and_greeted_when_it_is_served_again(tiny):
+    async def scenario():
+        async with serving(tiny) as at:
+            residents = at.service.residents
+            await at.service.close("not now")
+            async with at.client.ws_connect(at.server.make_url(CAMERA)) as waiting:
+                told = unpack((await waiting.receive(timeout=10)).data)
+                at.service.open(residents.host, residents.worker)
+                return told, unpack((await waiting.receive(timeout=10)).data)
+
+    told, greeting = run(scenario())
+    assert told["message"] == "not now"
+    assert greeting["pipeline"] == "lingbot-world tiny"
+
+
+def test_sockets_that_do_not_answer_are_hung_up_all_at_once(tiny):
+    async def scenario():
+        async with serving(tiny) as at, at.peer(), at.peer(), at.peer():  # none of them reads
+            before = asyncio.get_running_loop().time()
+            await at.service.hang_up("that is all")
+            return asyncio.get_running_loop().time() - before
+
+    assert run(scenario()) < 15
