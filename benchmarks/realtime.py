@@ -85,28 +85,31 @@ async def through_the_socket(world: World, parts: list[np.ndarray]) -> float:
     service.open(LoadedHost(world), worker)
     intrinsics = np.array([500.0, 500.0, 416.0, 240.0])
     begin = 0.0
-    async with TestServer(application(service, Visitors())) as server, aiohttp.ClientSession() as client:
-        async with client.ws_connect(server.make_url(CAMERA), max_msg_size=0) as socket:
-            await socket.receive()
-            for index, part in enumerate(parts):
-                if index == 1:
-                    # As in the session alone, the commit of the chunk before is not counted.
-                    while service.sessions()[0]["chunks"] < 1 or service.sessions()[0]["state"] == "running":
-                        await asyncio.sleep(0.001)
-                    begin = time.perf_counter()
-                message: dict[str, Any] = {"cameras": {"poses": part, "intrinsics": intrinsics}}
-                if index == 0:
-                    message |= {
-                        "image": PICTURE.read_bytes(),
-                        "prompt": PROMPT,
-                        "extra_body": {"translation_unit": 1.0},
-                    }
-                await socket.send_bytes(pack(message))
-                answer = unpack((await socket.receive()).data)
-                assert answer["type"] == "frame", answer
-            while service.sessions()[0]["chunks"] < len(parts):
-                await asyncio.sleep(0.001)
-            spent = time.perf_counter() - begin
+    async with (
+        TestServer(application(service, Visitors())) as server,
+        aiohttp.ClientSession() as client,
+        client.ws_connect(server.make_url(CAMERA), max_msg_size=0) as socket,
+    ):
+        await socket.receive()
+        for index, part in enumerate(parts):
+            if index == 1:
+                # As in the session alone, the commit of the chunk before is not counted.
+                while service.sessions()[0]["chunks"] < 1 or service.sessions()[0]["state"] == "running":
+                    await asyncio.sleep(0.001)
+                begin = time.perf_counter()
+            message: dict[str, Any] = {"cameras": {"poses": part, "intrinsics": intrinsics}}
+            if index == 0:
+                message |= {
+                    "image": PICTURE.read_bytes(),
+                    "prompt": PROMPT,
+                    "extra_body": {"translation_unit": 1.0},
+                }
+            await socket.send_bytes(pack(message))
+            answer = unpack((await socket.receive()).data)
+            assert answer["type"] == "frame", answer
+        while service.sessions()[0]["chunks"] < len(parts):
+            await asyncio.sleep(0.001)
+        spent = time.perf_counter() - begin
     await service.close()
     worker.close()
     return spent

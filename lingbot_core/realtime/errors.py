@@ -6,16 +6,30 @@ from typing import Literal
 
 from ..errors import LingBotError
 
-Code = Literal["malformed_payload", "missing_field", "bad_camera", "session_busy", "loading", "internal"]
+Code = Literal[
+    "malformed_payload",
+    "missing_field",
+    "bad_camera",
+    "session_busy",
+    "loading",
+    "internal",
+    # The video socket has more to say:
+    "unsupported",  # the loaded model or this server cannot honour a field
+    "out_of_order",
+    "event_id_conflict",
+    "interaction_failed",
+    "start_timeout",
+    "stalled",
+]
 
 
 class MessageError(LingBotError):
     """A message cannot be honoured; the connection stays open.
 
-    ``code`` is one of the codes of the camera protocol. A handler answers with ``code`` and ``str(error)``, so the
+    ``code`` is one of the codes of the protocols. A handler answers with ``code`` and ``str(error)``, so the
     message never quotes more of the peer's bytes than a few words.
     """
 
     def __init__(self, message: object = "", *, code: Code = "malformed_payload") -> None:
         super().__init__(message)
-        self.code = code
+        self.code: Code = code

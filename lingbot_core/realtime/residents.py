@@ -133,7 +133,9 @@ class Residents:
             if resident.ended.is_set():
                 raise StoppedError
             self._make_room(resident)
-            return self.host.begin(beginning)
+            # Already here: the worker may begin another one before the event loop hears of this one.
+            resident.handle = self.host.begin(beginning)
+            return resident.handle
 
         await self._take(resident, await self._work(resident, work))
         assert resident.handle is not None
@@ -226,6 +228,7 @@ class Residents:
         if not resident.ended.is_set():
             resident.handle = handle
             return
+        resident.handle = None
         await run(self.worker, partial(self.host.close, handle))
         raise StoppedError
 

@@ -15,8 +15,9 @@ from aiohttp import web
 from .camera_socket import CameraSocket
 from .connection import Connection
 from .service import Service
+from .video_socket import VideoSocket
 
-CAMERA, SESSIONS = "/v1/realtime/world/camera", "/v1/realtime/sessions"
+CAMERA, VIDEO, SESSIONS = "/v1/realtime/world/camera", "/v1/realtime/video", "/v1/realtime/sessions"
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
 """Seconds of silence, seconds between questions, questions, and ms that data may stay unanswered: a minute in all."""
@@ -62,10 +63,20 @@ def routes(service: Service, visitors: Callable[[], Visitors]) -> list[web.Route
             service.connections -= 1
         return socket
 
+    async def video(request: web.Request) -> web.StreamResponse:
+        socket = await _upgrade(request, service, autoping=False)
+        service.connections += 1
+        try:
+            await VideoSocket(service, Connection(socket)).serve()
+        finally:
+            service.connections -= 1
+        return socket
+
     async def sessions(_: web.Request) -> web.StreamResponse:
         return web.json_response({"state": service.state, "sessions": service.sessions()})
 
-    return [web.get(CAMERA, _guarded(camera, visitors)), web.get(SESSIONS, _guarded(sessions, visitors))]
+    return [web.get(path, _guarded(handler, visitors)) for path, handler in
+            ((CAMERA, camera), (VIDEO, video), (SESSIONS, sessions))]  # fmt: skip
 
 
 def application(service: Service, visitors: Visitors) -> web.Application:
@@ -103,8 +114,10 @@ async def _close_sockets(service: Service) -> None:
     await service.hang_up("the server stops")
 
 
-async def _upgrade(request: web.Request, service: Service) -> web.WebSocketResponse:
-    socket = web.WebSocketResponse(max_msg_size=service.limits.message_bytes, compress=False, heartbeat=None)
+async def _upgrade(request: web.Request, service: Service, *, autoping: bool = True) -> web.WebSocketResponse:
+    socket = web.WebSocketResponse(
+        max_msg_size=service.limits.message_bytes, compress=False, heartbeat=None, autoping=autoping
+    )
     await socket.prepare(request)
     if request.transport is not None:
         notice_dead_peers(request.transport.get_extra_info("socket"))

@@ -163,3 +163,40 @@ def test_a_second_cancel_leaves_nothing_that_waits_for_ever(server, client, code
     assert asyncio.run(scenario(running)) == [(aiohttp.WSMsgType.CLOSE, 1001)] * 4
     assert server.log(100_000).count("Task exception was never retrieved") == log
     assert client.run({"1": {"class_type": "SecondPackEcho", "inputs": {"text": "still here"}}})
+
+
+def test_a_video_is_made_in_comfyui_and_ends_with_the_run(server, client):
+    import base64
+
+    url = "data:image/png;base64," + base64.b64encode(picture()).decode()
+
+    async def scenario(prompt_id: str) -> tuple[list[dict[str, Any]], int, Any]:
+        told, fragments = [], 0
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(server.url + "/v1/realtime/sessions") as response:
+                    if (await response.json())["state"] == "ready":
+                        break
+                await asyncio.sleep(0.05)
+            async with session.ws_connect(server.url + "/v1/realtime/video", max_msg_size=0) as socket:
+                start = {"type": "session.start", "prompt": "a sunny day", "width": 48, "height": 32}
+                await socket.send_json({**start, "image_reference": {"image_url": url}})
+                while (message := await socket.receive(timeout=30)).type in (
+                    aiohttp.WSMsgType.TEXT,
+                    aiohttp.WSMsgType.BINARY,
+                ):
+                    if message.type == aiohttp.WSMsgType.TEXT:
+                        told.append(message.json())
+                        continue
+                    fragments += 1
+                    if fragments == 2:
+                        await asyncio.to_thread(client.interrupt, prompt_id)
+                return told, fragments, message.type
+
+    running = client.queue(endpoint())
+    told, fragments, ended = asyncio.run(scenario(running))
+    kinds = [message["type"] for message in told]
+    assert kinds[0] == "video.start", told[:2]
+    assert fragments == kinds.count("video.chunk_metadata") >= 2
+    assert ended in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+    assert "interrupted in LingBotRealtimeEndpoint" in problems(client.wait(running, 30))

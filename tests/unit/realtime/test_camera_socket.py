@@ -417,9 +417,7 @@ def test_a_killed_client_frees_its_session_while_a_chunk_runs(tiny, picture, pat
     client = textwrap.dedent(
         """
         import asyncio, sys, aiohttp, numpy as np
-        from lingbot_core.realtime import camera_socket
-from lingbot_core.realtime.codec import pack, unpack
-from lingbot_core.realtime.host import LoadedHost
+        from lingbot_core.realtime.codec import pack
 
         async def main():
             poses = np.load("poses.npy")
