@@ -131,7 +131,7 @@ async def _serve(args: argparse.Namespace) -> None:
     finally:
         await runner.cleanup()
         await service.close()
-        worker.close()
+        await asyncio.to_thread(worker.close)  # it waits; the event loop hears of signals meanwhile
 
 
 async def _load(args: argparse.Namespace, worker: ThreadWorker) -> tuple[LoadedHost, ThreadWorker]:

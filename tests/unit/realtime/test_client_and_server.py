@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -175,6 +176,7 @@ def test_a_second_interrupt_ends_a_server_whose_model_goes_on_loading():
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert "Ctrl-C again ends at once" in process.stderr.readline()
+            time.sleep(1)  # by now it waits for the model
             process.send_signal(signal.SIGINT)
             assert process.wait(10) == 130
         finally:
