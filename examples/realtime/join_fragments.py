@@ -17,6 +17,7 @@ def main() -> int:
     args = parser.parse_args()
     files = sorted(args.folder.glob("*.m4s"), key=lambda file: (len(file.name), file.name))
     try:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         info = write_mp4((file.read_bytes() for file in files), args.output)
     except (LingBotError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -64,6 +64,7 @@ def main() -> int:
     args = arguments()
     try:
         with SyncCameraClient(args.server) as client:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
             info = write_mp4(replay(args, client), args.output)
     except (LingBotError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -49,7 +49,6 @@ def server() -> Iterator[ServeProcess]:
 def workplace(tmp_path: Path) -> Path:
     """A folder with the examples in it: what a block writes under outputs/ stays out of the repository."""
     (tmp_path / "examples").symlink_to(ROOT / "examples", target_is_directory=True)
-    (tmp_path / "outputs").mkdir()
     return tmp_path
 
 
@@ -88,6 +87,7 @@ def test_the_documented_commands_run_one_after_the_other(server, workplace):
 
 
 def test_the_documented_walk_runs(server, workplace):
+    (workplace / "outputs").mkdir()
     printed = run([sys.executable, "-c", PYTHON[0].replace(DOCUMENTED, str(server.port))], workplace)
     assert "'chunk_latent_frames': 3" in printed
     assert "33 frames" in printed
@@ -95,6 +95,7 @@ def test_the_documented_walk_runs(server, workplace):
 
 
 def test_the_documented_video_runs(workplace):
+    (workplace / "outputs").mkdir()
     heard: list[dict] = []
 
     async def talk(peer: Peer) -> None:
