@@ -91,6 +91,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> None:
+    if not args.host.strip():
+        raise LingBotError(
+            "--host is empty, which would be every address of this machine; write 0.0.0.0 if that is meant"
+        )
+
     from aiohttp import web
 
     from ..realtime.limits import Limits

@@ -180,11 +180,12 @@ class CameraSocket:
 
     async def _claim(self, name: str | None) -> Resident:
         residents = self._service.residents
-        if self._resident is not None and self._resident.key != name:
-            old, self._resident = self._resident, None
+        # First the new one: where another connection drives it, this one keeps its own.
+        claimed = residents.claim(name, self)
+        old, self._resident = self._resident, claimed
+        if old is not None and old is not claimed:
             await residents.end(old)
-        self._resident = residents.claim(name, self)
-        return self._resident
+        return claimed
 
     async def _settle(self, resident: Resident, request: Infer) -> str | None:
         """Begins a world where the message asks for one. Returns a prompt that is to change in the one there is."""

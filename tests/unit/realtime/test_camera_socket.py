@@ -342,8 +342,13 @@ def test_a_session_belongs_to_one_connection_and_outlives_it(tiny, picture, path
         async with serving(tiny, timeout=30) as at:
             async with at.peer() as peer, at.peer() as other:
                 alone = [await peer.frames(**begin(picture, path))]
+                await other.ask(**{**begin(picture, path), "session_id": "own"})
                 refused = await other.ask(**go_on(path, slice(9, 21)))
-            await at.service.residents.end(next(iter(at.service.residents)))
+                # What it had is still its own.
+                kept = await other.ask(**{**go_on(path, slice(9, 21)), "session_id": "own"})
+                assert kept["chunk_id"] == 1
+            for resident in at.service.residents:
+                await at.service.residents.end(resident)
             async with at.peer() as peer:
                 await peer.frames(**begin(picture, path))
                 alone.append(await peer.frames(**go_on(path, slice(9, 21))))
