@@ -308,10 +308,15 @@ def test_a_server_that_vanishes_is_said_and_what_came_is_played(open_player):
 def test_a_picture_that_falls_behind_catches_up_and_what_is_far_behind_it_is_let_go(open_player):
     talk = Video(pause=0)
     page = open_player(talk)
+    # Heard, not asked for: on a busy machine the last fragment may be there before the question.
+    page.evaluate(
+        "() => { const video = document.querySelector('video'); window.rates = []; "
+        "video.addEventListener('ratechange', () => window.rates.push(video.playbackRate)); }"
+    )
     begin(page, seconds=120)
     # 60 s are there long before they are shown.
     page.wait_for_function("() => +document.querySelector('#frames').textContent > 1000", timeout=30_000)
-    assert page.evaluate("() => document.querySelector('video').playbackRate") == 1.25
+    page.wait_for_function("() => window.rates.includes(1.25)", timeout=10_000)
     page.evaluate("() => { document.querySelector('video').currentTime = 55 }")
     page.wait_for_function("() => document.querySelector('video').buffered.start(0) > 30", timeout=30_000)
     expect(page.locator("#state")).to_contain_text("done", timeout=30_000)
