@@ -24,7 +24,7 @@ from aiohttp.test_utils import TestServer
 from lingbot_core.engine.image import frames_to_uint8, prepare_image
 from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.world import World
-from lingbot_core.realtime import camera_socket
+from lingbot_core.realtime import camera_socket, making
 from lingbot_core.realtime.codec import pack, unpack
 from lingbot_core.realtime.host import LoadedHost
 from lingbot_core.realtime.server import CAMERA, Visitors, application
@@ -60,7 +60,7 @@ def alone(world: World, parts: list[np.ndarray]) -> float:
 @contextmanager
 def watched(leaving: list[float]) -> Iterator[None]:
     """Notes how long after its decode each chunk has left."""
-    to_uint8, decoded = camera_socket.frames_to_uint8, [0.0]
+    to_uint8, decoded = making.frames_to_uint8, [0.0]
     send = camera_socket.CameraSocket._send
 
     def noted(frames: Any) -> Any:
@@ -72,11 +72,11 @@ def watched(leaving: list[float]) -> Iterator[None]:
         if message.get("type") == "frame":
             leaving.append(1000 * (time.perf_counter() - decoded[0]))
 
-    camera_socket.frames_to_uint8, camera_socket.CameraSocket._send = noted, sent  # type: ignore[method-assign,assignment]
+    making.frames_to_uint8, camera_socket.CameraSocket._send = noted, sent  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        camera_socket.frames_to_uint8, camera_socket.CameraSocket._send = to_uint8, send  # type: ignore[method-assign,assignment]
+        making.frames_to_uint8, camera_socket.CameraSocket._send = to_uint8, send  # type: ignore[method-assign,assignment]
 
 
 async def through_the_socket(world: World, parts: list[np.ndarray]) -> float:

@@ -10,37 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from ..camera.controls import CameraCarry, Controls, KeyMotion, latents_of_slice
-from ..camera.keys import PER_LATENT, arrays_from_keys
+from ..camera.controls import KeyMotion
+from ..camera.keys import PER_LATENT
 from ..camera.pose import Array
 from ..camera.units import translation_unit
-from ..engine.chunk import Chunk
-from ..engine.drive import Drive
-from ..engine.image import PreparedImage, frames_to_uint8, prepare_image
+from ..engine.image import PreparedImage, prepare_image
 from ..engine.route.base import for_image, unit_rule
 from ..errors import CameraError, LingBotError
 from ..models.vae import TEMPORAL_STRIDE
+from .camera_steering import FIRST_MOVE, Steering, intrinsics_of, motions, planned
 from .codec import pack, unpack
 from .connection import Connection, Data, GoneError
 from .errors import MessageError
 from .host import Beginning
 from .infer import Infer, read_infer, session_id
+from .making import Pictures, make_chunk
 from .pictures import load_picture
 from .residents import Resident, StoppedError
 from .service import Service
 
-FIRST_MOVE = "first-move"
-"""The rule for the translation unit where nobody names one: the longest step of the first chunk that moves."""
 FPS = 16.0
-
-
-@dataclass(frozen=True, eq=False)
-class _Pictures:
-    """A chunk as it leaves the worker. frames: uint8 [T, H, W, 3]. unit: what its translations were divided by."""
-
-    chunk: Chunk
-    frames: np.ndarray
-    unit: float
 
 
 @dataclass
@@ -58,7 +47,6 @@ class CameraSocket:
         self._service, self._connection = service, connection
         self._resident: Resident | None = None
         self._reported: set[str] = set()
-        self._greeted = False
 
     async def serve(self) -> None:
         """Until the other side closes."""
@@ -81,7 +69,6 @@ class CameraSocket:
             await self._service.decided()
         try:
             await self._send(self._config())
-            self._greeted = True
         except MessageError as error:
             await self._answer_error(error)
         except GoneError:
@@ -92,7 +79,7 @@ class CameraSocket:
         try:
             await self._dispatch(data)
         except StoppedError:
-            pass  # nobody waits for it
+            return  # nobody waits for an answer
         except MessageError as error:
             await self._answer_error(error)
         except CameraError as error:
@@ -148,7 +135,8 @@ class CameraSocket:
                     f"event_id {request.event.event_id} follows {resident.event_id}; ids must rise, also across a reset"
                 )
             prompt = await self._settle(resident, request)
-            parts = self._parts(resident, request)
+            assert resident.handle is not None
+            parts = motions(request, resident.handle.history)
             count = _Count(total=self._pieces(resident, request, len(parts)))
             for index, part in enumerate(parts):
                 self._still_ours(resident)
@@ -223,7 +211,10 @@ class CameraSocket:
             wish = "key"
         unit, rule = 1.0, FIRST_MOVE
         if wish is not None:
-            unit, rule = translation_unit(wish, latent_poses=self._planned(request), steps=PER_LATENT), unit_rule(wish)
+            unit, rule = (
+                translation_unit(wish, latent_poses=planned(request, preset.chunk), steps=PER_LATENT),
+                unit_rule(wish),
+            )
         settings: dict[str, Any] = {
             "seed": request.seed or 0,
             "fps": request.fps or FPS,
@@ -231,42 +222,13 @@ class CameraSocket:
             "unit_rule": rule,
             "first_delta": request.first_delta or ("from_rest" if keys else "identity"),
         }
-        intrinsics = _intrinsics(request)
+        intrinsics = intrinsics_of(request)
         if intrinsics is not None:
             settings["intrinsics"] = for_image(intrinsics, picture)
         await residents.begin(resident, Beginning(picture, prompt, preset, settings))
         resident.settled = rule != FIRST_MOVE
 
     # Chunks
-
-    def _count(self, request: Infer) -> int:
-        """Chunks that a message asks for."""
-        if request.num_frames is None:
-            return 1
-        chunk = self._service.residents.host.preset.chunk
-        return max(1, ((request.num_frames - 1) // TEMPORAL_STRIDE + 1) // chunk)
-
-    def _planned(self, request: Infer) -> Array | None:
-        """The latent frames' absolute poses of a message that begins a world, where it is about poses."""
-        poses = _poses(request)
-        if poses is None:
-            return None
-        return latents_of_slice(
-            poses, self._count(request) * self._service.residents.host.preset.chunk, CameraCarry.start()
-        )
-
-    def _parts(self, resident: Resident, request: Infer) -> list[Array | KeyMotion]:
-        """What moves the camera, chunk by chunk: keys, or the latent frames' absolute poses."""
-        assert resident.handle is not None
-        history = resident.handle.history
-        chunk, count = history.start.preset.chunk, self._count(request)
-        poses = _poses(request)
-        if poses is None:
-            held = None if request.event is None else request.event.motion
-            assert not isinstance(held, np.ndarray)
-            return [held or KeyMotion(("",) * chunk, PER_LATENT), *[KeyMotion(("",) * chunk, PER_LATENT)] * (count - 1)]
-        latents = latents_of_slice(poses, count * chunk, history.carry)
-        return [latents[i * chunk : (i + 1) * chunk] for i in range(count)]
 
     async def _chunk(
         self,
@@ -276,40 +238,29 @@ class CameraSocket:
         prompt: str | None,
         count: _Count,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[_Pictures] = loop.create_future()
+        residents = self._service.residents
+        steering = Steering(resident, motion, intrinsics_of(request), act=residents.host.control == "act")
+        frames = 0
 
-        def deliver(pictures: _Pictures) -> None:
-            if not ready.done():
-                ready.set_result(pictures)
+        async def deliver(pictures: Pictures) -> None:
+            nonlocal frames
+            frames = len(pictures.frames)
+            self._still_ours(resident)
+            await self._send_frames(resident, request, pictures, steering.unit, count)
 
-        def on_frames(chunk: Chunk) -> None:
-            pictures = _Pictures(chunk, frames_to_uint8(chunk.frames), steering.unit)
-            loop.call_soon_threadsafe(deliver, pictures)
+        seconds = await make_chunk(residents, resident, steering.controls, deliver, prompt=prompt)
+        resident.settled = resident.settled or steering.moves
+        self._service.metrics.chunk(frames, seconds)
 
-        steering = _Steering(resident, motion, _intrinsics(request), act=self._service.residents.host.control == "act")
-        made = asyncio.ensure_future(
-            self._service.residents.advance(resident, steering.controls, prompt=prompt, on_frames=on_frames)
-        )
-        try:
-            # The frames leave while the worker goes on with the commit.
-            waited: set[asyncio.Future[Any]] = {ready, made}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                self._still_ours(resident)
-                await self._send_frames(resident, request, ready.result(), count)
-        finally:
-            seconds = await made
-            resident.settled = resident.settled or steering.moves
-        self._service.metrics.chunk(ready.result().frames.shape[0], seconds)
-
-    async def _send_frames(self, resident: Resident, request: Infer, pictures: _Pictures, count: _Count) -> None:
+    async def _send_frames(
+        self, resident: Resident, request: Infer, pictures: Pictures, unit: float, count: _Count
+    ) -> None:
         chunk, frames = pictures.chunk, pictures.frames
         common = {
             "type": "frame",
             "chunk_id": chunk.index,
             "chunk_index": chunk.index,
-            "translation_unit": pictures.unit,
+            "translation_unit": unit,
             **({} if request.request_id is None else {"request_id": request.request_id}),
             **({} if request.event is None else {"event_id": request.event.event_id}),
             "stage_durations": dict(chunk.timings),
@@ -367,39 +318,3 @@ class CameraSocket:
 
     async def _send(self, message: Mapping[str, Any]) -> None:
         await self._connection.send(pack(message))
-
-
-def _poses(request: Infer) -> Array | None:
-    """Absolute poses that a message brings, in either way."""
-    if request.event is None:
-        return request.poses
-    return request.event.motion if isinstance(request.event.motion, np.ndarray) else None
-
-
-def _intrinsics(request: Infer) -> Array | None:
-    """fx, fy, cx, cy in pixels of 832 x 480, if the message says."""
-    if request.event is None:
-        return request.intrinsics
-    return None if request.event.intrinsics is None else np.array(request.event.intrinsics)
-
-
-class _Steering:
-    """Motion of one chunk as its controls. unit: the translation unit they are in. moves: whether they move at all."""
-
-    def __init__(self, resident: Resident, motion: Array | KeyMotion, intrinsics: Array | None, *, act: bool) -> None:
-        self._resident, self._motion, self._intrinsics = resident, motion, intrinsics
-        self._actions = arrays_from_keys(motion.keys_per_latent)[0] if act and isinstance(motion, KeyMotion) else None
-        self.unit, self.moves = 1.0, False
-
-    def controls(self, drive: Drive) -> Controls:
-        """Called by the worker. A unit that waits for the first move is settled here."""
-        assert self._resident.picture is not None
-        controls = drive.controls(self._motion)
-        longest = float(np.linalg.norm(controls.relative[:, :3, 3], axis=1).max())
-        self.moves = longest > 0
-        if self.moves and not self._resident.settled:
-            drive.settle_unit(longest * drive.history.start.translation_unit, FIRST_MOVE)
-        start = drive.history.start
-        self.unit = start.translation_unit
-        own = None if self._intrinsics is None else for_image(self._intrinsics, self._resident.picture)
-        return drive.controls(self._motion, actions=self._actions, intrinsics=None if own == start.intrinsics else own)

@@ -101,13 +101,10 @@ class _Room:
         return self.world, self.condition
 
 
-class LoadedHost:
-    """A World of the library, for a server of its own; see Host."""
+class OfWorld:
+    """What of a Host is read off its world."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        # Who is put to sleep, and when, is decided by residents.py, which also knows the pictures.
-        self.registry = Registry(sessions=10**6, known=10**6, idle_seconds=None)
+    world: World
 
     @property
     def name(self) -> str:
@@ -123,11 +120,22 @@ class LoadedHost:
 
     @property
     def size(self) -> tuple[int, int]:
-        return own_size(self.world)
+        """Of the pictures that the model was made from, where it says so; else of upstream's files at its area."""
+        lens = self.world.lens
+        return fit_size(480, 832, self.world.area) if lens is None else (lens.height, lens.width)
 
     @property
     def control(self) -> str:
         return self.world.dit.config.control
+
+
+class LoadedHost(OfWorld):
+    """A World of the library, for a server of its own; see Host."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        # Who is put to sleep, and when, is decided by residents.py, which also knows the pictures.
+        self.registry = Registry(sessions=10**6, known=10**6, idle_seconds=None)
 
     def check(self) -> None:
         return None
@@ -159,11 +167,3 @@ class LoadedHost:
     def nbytes(self, handle: WorldHandle) -> int:
         living = self.registry.living(handle)
         return (0 if living is None else living.cache_nbytes) + int(handle.source.nbytes)
-
-
-def own_size(world: World) -> tuple[int, int]:
-    """Height and width of the pictures that a model was made from, where it says so; else those of upstream's files at
-    the model's area."""
-    if world.lens is not None:
-        return world.lens.height, world.lens.width
-    return fit_size(480, 832, world.area)

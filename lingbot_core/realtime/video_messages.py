@@ -16,10 +16,11 @@ from ..camera.pose import MAX_DISTANCE, Array, read_only
 from ..engine.image import check_size
 from ..errors import ImageError, LengthError, PresetError
 from ..presets import Preset, UniPCSteps
+from .checks import MAX_NAME, Check, mapping, one_of, positive, unit, whole
+from .checks import optional as optional_field
+from .checks import text as text_of
 from .errors import MessageError
-from .infer import MAX_NAME, MAX_PROMPT, Check, mapping, one_of, positive, unit, whole
-from .infer import optional as optional_field
-from .infer import text as text_of
+from .infer import MAX_PROMPT
 
 START_FIELDS = frozenset(
     {

@@ -26,8 +26,7 @@ from ...lingbot_core.engine.handle import WorldHandle
 from ...lingbot_core.engine.memory import GIB
 from ...lingbot_core.engine.session import WorldSession
 from ...lingbot_core.errors import LingBotError
-from ...lingbot_core.presets import Preset
-from ...lingbot_core.realtime.host import Beginning, own_size
+from ...lingbot_core.realtime.host import Beginning, OfWorld
 from ...lingbot_core.realtime.residents import StoppedError
 from ...lingbot_core.realtime.server import LOCAL, Visitors, routes
 from ...lingbot_core.realtime.service import Service
@@ -44,32 +43,12 @@ T = TypeVar("T")
 NOT_SERVED = "no world is served here: queue a workflow with LingBotRealtimeEndpoint"
 
 
-class ComfyHost:
+class ComfyHost(OfWorld):
     """A world of ComfyUI's MODEL, VAE and CLIP; see realtime.host.Host. The prompt worker calls its methods."""
 
     def __init__(self, model: Any, vae: Any, clip: Any) -> None:
         self._parts = (model, vae, clip)
         self.world = shared_host(model, vae, clip).world
-
-    @property
-    def name(self) -> str:
-        return self.world.name
-
-    @property
-    def preset(self) -> Preset:
-        return self.world.preset
-
-    @property
-    def area(self) -> int:
-        return int(self.world.area)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return own_size(self.world)
-
-    @property
-    def control(self) -> str:
-        return self.world.dit.config.control
 
     def check(self) -> None:
         stop_if_cancelled()

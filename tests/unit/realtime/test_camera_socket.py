@@ -23,7 +23,7 @@ from lingbot_core.camera.units import translation_unit
 from lingbot_core.engine.image import frames_to_uint8, prepare_image
 from lingbot_core.engine.route import route_from_events
 from lingbot_core.engine.session import WorldSession
-from lingbot_core.realtime import camera_socket
+from lingbot_core.realtime import making
 from lingbot_core.realtime.codec import pack, unpack
 from lingbot_core.realtime.host import LoadedHost
 from lingbot_core.realtime.server import CAMERA, Visitors
@@ -395,7 +395,7 @@ def test_a_client_that_vanishes_leaves_neither_a_world_nor_an_error_behind(tiny,
     if moment == "begin":
         monkeypatch.setattr(LoadedHost, "begin", held(LoadedHost.begin))
     else:
-        monkeypatch.setattr(camera_socket, "frames_to_uint8", held(camera_socket.frames_to_uint8))
+        monkeypatch.setattr(making, "frames_to_uint8", held(making.frames_to_uint8))
 
     async def scenario():
         async with serving(tiny, timeout=0) as at:
