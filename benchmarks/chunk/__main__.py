@@ -4,6 +4,9 @@
 
 Prints a line of JSON for each measurement. --reference: a folder with the package wan of the LingBot-World code, which
 then runs beside ours. On a CPU only --tiny makes sense: small sizes, the same script.
+
+Parts of MORE run only when they are named: whole sessions, and recipes that are no longer exact. What each of them
+measures, and what its figures do not say, stands at the top of its module.
 """
 
 from __future__ import annotations
@@ -12,25 +15,29 @@ import argparse
 import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lingbot_core.engine.image import RESOLUTIONS, fit_size
+from lingbot_core.engine.world import World
 from lingbot_core.models.attention import sdpa
 from lingbot_core.models.dit import CausalWanDiT, DiTConfig
 from lingbot_core.models.pieces import PYTORCH
-from lingbot_core.models.vae import VAEConfig
+from lingbot_core.models.vae import VAEConfig, WanVAE
 from lingbot_core.presets import get_preset
 
 from ..parity import CHUNK, Inputs
 from ..random_weights import randomise
 from ..reference import load_reference
-from . import ceilings, decoder, pieces, transformer
+from . import big, boundary, ceilings, decoder, fp8, memory, options, pieces, steady, stream, transformer
 from .floor import floor_ms
+from .walks import Scene, random_scene, tiny_scene
 
 PARTS = ("ceilings", "pieces", "ours", "plain", "profile", "syncs", "window", "reference", "decoder")
+MORE = ("steady", "boundary", "stream", "big", "memory", "options", "fp8")
 TINY = DiTConfig(dim=128, ffn_dim=256, num_layers=4, num_heads=2, freq_dim=64, text_dim=64)
 
 
@@ -48,12 +55,13 @@ class Bench:
         self.config, self.height, self.width = DiTConfig(), 480, 832
         self.vae = VAEConfig()
         if options.tiny:
-            self.config, self.height, self.width = TINY, 96, 160
-            self.vae = VAEConfig(dim=16, num_res_blocks=1)
+            self.config, self.height, self.width = TINY, 32, 64
+            self.vae = VAEConfig(dim=8, num_res_blocks=1)
         self.inputs = Inputs(self.config, options.chunks, self.height, self.width, self.device)
         self.preset = get_preset("v1-fast")
         self.frame_tokens = self.height * self.width // 256
         self._dit: CausalWanDiT | None = None
+        self._vae: WanVAE | None = None
 
     @property
     def dit(self) -> CausalWanDiT:
@@ -62,8 +70,34 @@ class Bench:
             dit = CausalWanDiT(self.config, device=self.device, dtype=self.dtype, attention=sdpa("auto"))
             randomise(dit.eval().requires_grad_(False))
             dit.join()
-            self._dit = dit
+            self._dit = fp8.converted(dit, fp8.find(), self.options.fp8_exclude) if self.options.float8 else dit
         return self._dit
+
+    @property
+    def world(self) -> World:
+        """The transformer with a VAE of random weights, and no text encoder."""
+        if self._vae is None:
+            torch.manual_seed(0)
+            vae = WanVAE(self.vae, device=self.device, dtype=torch.float32)
+            randomise(vae.eval().requires_grad_(False))
+            for half in (vae.decoder, vae.conv2):
+                half.to(getattr(torch, self.options.decoder_dtype))
+            self._vae = vae
+        return World(
+            dit=self.dit,
+            vae=self._vae,
+            text=None,
+            preset=self.preset,
+            device=self.device,
+            cache_dtype=self.dtype,
+            name="random",
+        )
+
+    def drop(self) -> None:
+        """Lets go of the models."""
+        self._dit = None
+        self._vae = None
+        transformer._tidy(self.device)
 
     def ceilings(self) -> None:
         frames = [CHUNK * (i + 1) for i in range(self.options.chunks)]
@@ -71,8 +105,8 @@ class Bench:
         found = ceilings.measure(*args)
         show(what="ceilings", **found.as_dict())
         kinds = {"bf16": False, "fp8": True} if found.fp8 else {str(self.dtype).removeprefix("torch."): False}
-        for name, fp8 in kinds.items():
-            floors = [round(floor_ms(found, self.config, count, fp8=fp8), 1) for count in frames]
+        for name, eight in kinds.items():
+            floors = [round(floor_ms(found, self.config, count, fp8=eight), 1) for count in frames]
             show(what="floor", linear=name, chunk_ms=floors, sum_ms=round(sum(floors), 1))
 
     def pieces(self) -> None:
@@ -108,47 +142,154 @@ class Bench:
         if self.options.reference is None:
             show(what="reference", missing="no --reference FOLDER")
             return
-        self._dit = None
-        transformer._tidy(self.device)
+        self.drop()
         model = load_reference(self.options.reference, self.config, self.device)
         for attempt in ("cold", "warm"):
             show(what="reference", run=attempt, **transformer.reference(model, self.inputs, self.preset))
 
     def decoder(self) -> None:
-        self._dit = None
-        transformer._tidy(self.device)
+        self.drop()
         for row in decoder.measure(self.vae, self.height, self.width, self.device):
             show(what="decoder", **row)
 
+    # Whole sessions
 
-def main() -> None:
-    """The command line; exits with 1 if a part failed."""
+    def steady(self) -> None:
+        """A long walk; see steady.py."""
+        made = steady.measure(
+            self.world,
+            steady.windowed(),
+            self.height,
+            self.width,
+            self.options.steady_chunks,
+            decode=not self.options.no_decode,
+            seconds=self.options.steady_seconds,
+        )
+        show(what="steady", **self.about, **made)
+
+    def boundary(self) -> None:
+        """To the first new frame."""
+        show(what="boundary", **self.about, **boundary.measure(self.world, steady.windowed(), self.height, self.width))
+
+    def stream(self) -> None:
+        """Frames per second into a file."""
+        show(what="stream", **self.about, **stream.measure(self.world, steady.windowed(), self.height, self.width))
+
+    def big(self) -> None:
+        """720p, and 129 frames."""
+        large = fit_size(720, 1280, RESOLUTIONS["720p"])
+        sizes = {"720p": (*large, 3), "129 frames": (self.height, self.width, 11)}
+        if self.options.tiny:
+            sizes = {"720p": (2 * self.height, 2 * self.width, 3), "129 frames": (self.height, self.width, 11)}
+        for row in big.measure(self.world, self.preset, sizes):
+            show(what="big", **self.about, **row)
+
+    def memory(self) -> None:
+        """Peaks by length: first all walks of the transformer, while there is no VAE."""
+        self._vae = None
+        lengths = (2, 3, 7)
+        alone = [memory.alone(self.dit, self.preset, self.height, self.width, count) for count in lengths]
+        for count, found in zip(lengths, alone, strict=True):
+            whole = memory.with_decode(self.world, self.preset, self.height, self.width, count)
+            show(what="memory", **self.about, **memory.row(self.preset, count, found, whole))
+
+    def options_(self) -> None:
+        """Cheaper recipes: of random weights by time, of the embedded model by their pictures."""
+        for scene in self.scenes():
+            exact = scene.world.preset
+            for row in options.measure(scene, exact, self.options.chunks):
+                show(what="options", **self.about, **row)
+
+    def fp8(self) -> None:
+        """Quality and gain of float8 linears; models that were converted are dropped."""
+        try:
+            to_fp8 = fp8.find()
+        except fp8.MissingError as error:
+            show(what="fp8", missing=str(error))
+            return
+        if self.options.float8:
+            show(what="fp8", missing="--float8 leaves no exact transformer to compare with")
+            return
+        drift, recipe = self.options.fp8_chunks, steady.windowed()
+        for scene in self.scenes():
+            plans = [fp8.Plan("drift", scene, scene.world.preset, drift)]
+            height, width = scene.condition.height, scene.condition.width
+            forced = Inputs(scene.world.dit.config, 2, height, width, self.device), scene.world.preset
+            if not scene.frames:
+                # Forty chunks of full size would take minutes; the linears are the same ones with fewer tokens.
+                small = random_scene(self.world, self.height // 2, self.width // 2)
+                plans = [
+                    fp8.Plan("full size", scene, recipe, min(drift, self.options.chunks)),
+                    fp8.Plan(f"drift at {self.height // 2}x{self.width // 2}", small, recipe, drift),
+                ]
+            for row in fp8.measure(scene.world.dit, to_fp8, plans, forced, self.options.fp8_exclude):
+                show(what="fp8", scene=scene.name, **row)
+            self.drop()
+
+    def scenes(self) -> list[Scene]:
+        """As --scenes names them: random weights of this size, and the embedded model."""
+        made = []
+        if "random" in self.options.scenes:
+            made.append(random_scene(self.world, self.height, self.width))
+        if "tiny" in self.options.scenes:
+            scene = tiny_scene(self.device, self.dtype)
+            if self.options.float8:
+                scene = scene.with_dit(fp8.converted(scene.world.dit, fp8.find(), self.options.fp8_exclude))
+            made.append(scene)
+        return made
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What rows of whole sessions say of the models."""
+        return {
+            "linears": "float8" if self.options.float8 else str(self.dtype).removeprefix("torch."),
+            "decoder": self.options.decoder_dtype,
+        }
+
+
+def run(arguments: Sequence[str] | None = None) -> bool:
+    """The command line; whether every part did its work."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--reference", type=Path, help="folder that holds the package wan")
-    parser.add_argument("--chunks", type=int, default=7)
-    parser.add_argument("--tiny", action="store_true", help="small sizes, any device")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line (always so)")
-    options = parser.parse_args()
-    names = options.parts.split(",")
-    if unknown := [name for name in names if name not in PARTS]:
-        parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    add = parser.add_argument
+    add("--parts", type=_names, default=PARTS, help=f"some of {', '.join(PARTS + MORE)}; by default the first nine")
+    add("--reference", type=Path, help="folder that holds the package wan")
+    add("--chunks", type=int, default=7)
+    add("--tiny", action="store_true", help="small sizes, any device")
+    add("--json", action="store_true", help="one JSON object per line (always so)")
+    add("--float8", action="store_true", help="all parts run with float8 linears")
+    add("--fp8-exclude", type=_names, default=(), metavar="NAME,..", help="given to the engine's use_float8")
+    add("--decoder-dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of whole sessions")
+    add("--steady-chunks", type=int, default=200, metavar="N", help="of the part steady")
+    add("--steady-seconds", type=float, default=340.0, metavar="S", help="after which it ends with what it has")
+    add("--no-decode", action="store_true", help="the part steady makes no frames")
+    add("--fp8-chunks", type=int, default=40, metavar="N", help="of the part fp8's long walks")
+    add("--scenes", type=_names, default=("random", "tiny"), help="of options and fp8: random, tiny, or both")
+    options = parser.parse_args(arguments)
+    names = options.parts
+    if unknown := [name for name in names if name not in PARTS + MORE]:
+        parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS + MORE)}")
+    if unknown := [name for name in options.scenes if name not in ("random", "tiny")]:
+        parser.error(f"there is no scene {', '.join(unknown)}; there are random and tiny")
     bench = Bench(options)
     if bench.device.type == "cpu" and not options.tiny:
         sys.exit("full size needs a GPU; use --tiny here")
     name = torch.cuda.get_device_name() if bench.device.type == "cuda" else "CPU"
     show(device=name, torch=torch.__version__, dim=bench.config.dim, layers=bench.config.num_layers)
-    failed = False
+    well = True
     for name in names:
-        part: Callable[[], None] = getattr(bench, name)
+        part: Callable[[], None] = getattr(bench, "options_" if name == "options" else name)
         try:
             part()
         except Exception as error:
             traceback.print_exc()
             show(what=name, failed=f"{type(error).__name__}: {error}"[:300])
-            failed = True
-    sys.exit(failed)
+            well = False
+    return well
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not run())

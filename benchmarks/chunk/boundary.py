@@ -1,0 +1,95 @@
+"""From a chunk's boundary to its first new frame on the host, in the steady window."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from lingbot_core.engine.chunk import Chunk
+from lingbot_core.engine.image import frames_to_uint8
+from lingbot_core.engine.world import World
+from lingbot_core.models.vae import DecoderState
+from lingbot_core.presets import Preset
+
+from ..parity import CHUNK, Inputs, OurRun
+from .timing import milliseconds, synchronize
+from .worlds import chunks_to_fill, controls, picture, skip, start, tidy
+
+
+def measure(world: World, preset: Preset, height: int, width: int, runs: int = 4) -> dict[str, Any]:
+    """Milliseconds from the call of ``advance``, with the device idle, until ``on_frames`` has the frames as uint8.
+
+    Beside it what cannot be left out, measured alone: so many forwards in a full window (eager, outside of a session,
+    whose own way of running them may be faster), the decode of a steady chunk, and the copy of its frames. ``ratio`` is
+    of the first to forwards and decode; ``ratio_to_stages`` to the session's own denoise and decode in those chunks.
+    """
+    tidy(world.device)
+    session = start(world, picture(height, width), preset)
+    skip(session, chunks_to_fill(preset))
+    for _ in range(2):
+        session.advance(controls(session))
+    firsts, wholes, stages = [], [], []
+    for _ in range(runs):
+        wanted = controls(session)
+        synchronize(world.device)
+        seen: list[float] = []
+
+        def take(chunk: Chunk, seen: list[float] = seen) -> None:
+            frames_to_uint8(chunk.frames)
+            seen.append(time.perf_counter())
+
+        begin = time.perf_counter()
+        chunk = session.advance(wanted, on_frames=take)
+        synchronize(world.device)
+        wholes.append(1000 * (time.perf_counter() - begin))
+        firsts.append(1000 * (seen[0] - begin))
+        stages.append({name: 1000 * seconds for name, seconds in chunk.timings.items()})
+    latents = session.history.chunks[-1].latents.to(world.device)
+    session.close()
+    first = statistics.median(firsts)
+    medians = {name: statistics.median(stage[name] for stage in stages) for name in stages[0]}
+    forward, (decode, copy) = forward_alone(world, preset, height, width), decode_alone(world, latents)
+    alone = preset.steps * forward + decode
+    return {
+        "window": preset.window,
+        "first_frame_ms": round(first, 2),
+        "all_ms": [round(value, 2) for value in firsts],
+        "whole_chunk_ms": round(statistics.median(wholes), 2),
+        "alone": {
+            "forward_ms": round(forward, 2),
+            "decode_ms": round(decode, 2),
+            "to_host_ms": round(copy, 2),
+            "forwards_and_decode_ms": round(alone, 2),
+        },
+        "stages_ms": {name: round(value, 2) for name, value in medians.items()},
+        "ratio": round(first / alone, 4),
+        "ratio_to_stages": round(first / (medians["denoise"] + medians["decode"]), 4),
+    }
+
+
+@torch.inference_mode()
+def forward_alone(world: World, preset: Preset, height: int, width: int) -> float:
+    """Milliseconds of one forward of a chunk with the whole window before it."""
+    count = chunks_to_fill(preset) + 1
+    inputs = Inputs(world.dit.config, count, height, width, world.device)
+    assert preset.chunk == CHUNK
+    run = OurRun(world.dit, inputs, preset.window, preset.sink)
+    for index in range(count - 1):
+        with run.chunk(index):
+            run.remember(inputs.draw(index, 0), 0.0)
+    x = inputs.draw(count - 1, 0)
+    with run.chunk(count - 1) as forward:
+        return milliseconds(lambda: forward(x, 900.0), world.device)
+
+
+@torch.inference_mode()
+def decode_alone(world: World, latents: torch.Tensor) -> tuple[float, float]:
+    """Milliseconds of the decode of these latents in the middle of a clip, and of its frames' way to the host."""
+    state = DecoderState()
+    for _ in range(2):  # from here on every decode has the same shapes
+        frames = world.vae.decode(latents, state)
+    decode = milliseconds(lambda: world.vae.decode(latents, state.copy()), world.device)
+    return decode, milliseconds(lambda: frames_to_uint8(frames), world.device)
