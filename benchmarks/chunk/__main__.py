@@ -27,10 +27,10 @@ from lingbot_core.presets import get_preset
 from ..parity import CHUNK, Inputs
 from ..random_weights import randomise
 from ..reference import load_reference
-from . import ceilings, decoder, pieces, transformer
+from . import ceilings, convolutions, decoder, pieces, transformer
 from .floor import floor_ms
 
-PARTS = ("ceilings", "pieces", "ours", "plain", "profile", "syncs", "window", "reference", "decoder")
+PARTS = ("ceilings", "pieces", "ours", "plain", "profile", "syncs", "window", "reference", "convolutions", "decoder")
 TINY = DiTConfig(dim=128, ffn_dim=256, num_layers=4, num_heads=2, freq_dim=64, text_dim=64)
 
 
@@ -113,6 +113,12 @@ class Bench:
         model = load_reference(self.options.reference, self.config, self.device)
         for attempt in ("cold", "warm"):
             show(what="reference", run=attempt, **transformer.reference(model, self.inputs, self.preset))
+
+    def convolutions(self) -> None:
+        self._dit = None
+        transformer._tidy(self.device)
+        for row in convolutions.measure(self.vae, self.height, self.width, self.device, self.dtype):
+            show(what="convolution", **row)
 
     def decoder(self) -> None:
         self._dit = None
