@@ -40,7 +40,7 @@ def _residual(
     dim: tl.constexpr, block: tl.constexpr,
     add: tl.constexpr, gated: tl.constexpr, camera: tl.constexpr, one_more: tl.constexpr, rows8: tl.constexpr,
 ):  # fmt: skip
-    """out = camera(x + gate * y), normed = layer_norm(out) * (scale or 1 + scale) + shift. All before it is optional."""
+    """out = camera(x + gate * y), all of it optional; normed = layer_norm(out) * (scale or 1 + scale) + shift."""
     row = tl.program_id(0).to(tl.int64)
     start = row * dim
     column = tl.arange(0, block)
