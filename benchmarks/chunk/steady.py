@@ -24,7 +24,15 @@ def windowed(window: int = 18, sink: int = 3) -> Preset:
 
 
 def measure(
-    world: World, preset: Preset, height: int, width: int, chunks: int, *, decode: bool = True, seconds: float = 1e9
+    world: World,
+    preset: Preset,
+    height: int,
+    width: int,
+    chunks: int,
+    *,
+    decode: bool = True,
+    seconds: float = 1e9,
+    sleep: bool = True,
 ) -> dict[str, Any]:
     """Of a walk through WorldSession.advance; it ends early, with ``stopped``, after so many seconds.
 
@@ -41,7 +49,7 @@ def measure(
     memory: list[int | None] = []
     timer, begun, finite = HostTimer(), time.perf_counter(), True
     seen: dict[str, dict[str, int | None]] = {}
-    with sleeping_waits(device) as cost, Captured() as captured, timer.watching():
+    with sleeping_waits(device, wanted=sleep) as cost, Captured() as captured, timer.watching():
         for index in range(chunks):
             chunk = session.advance(controls(session))
             rows.append(timer.lap() | {stage: milliseconds(value) for stage, value in chunk.timings.items()})
@@ -82,7 +90,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and spread of every column; ``late``: the mean of the last tenth over that of the first."""
     found: dict[str, Any] = {}
     tenth = max(1, len(rows) // 10)
-    for name in rows[0]:
+    for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name, 0.0) for row in rows]
         mean = statistics.fmean(values)
         if not mean:

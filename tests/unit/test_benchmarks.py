@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 
 def rows(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
     """What the command line prints at small sizes, the line about the machine left out."""
-    assert run(["--tiny", *arguments])
+    assert run(["--tiny", "--device", "cpu", *arguments])
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
 
 
@@ -131,7 +132,7 @@ def test_fp8_says_what_is_missing(capsys: Capture, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("float8")
 def test_fp8_stands_beside_its_yardstick(capsys: Capture) -> None:
-    found = rows(capsys, "--parts", "fp8", "--chunks", "2", "--fp8-chunks", "2")
+    found = rows(capsys, "--parts", "fp8", "--chunks", "1", "--fp8-chunks", "1")
     assert len(found) == 7
     free = [row for row in found if row["kind"] == "free walk"]
     assert [row["walk"] for row in free] == ["full size", "drift at 16x32", "drift"]
@@ -204,6 +205,31 @@ def test_captures_are_found_wherever_the_engine_keeps_them(value: Any) -> None:
         SimpleNamespace(world=SimpleNamespace(dit=graphs)),
     ):
         assert host.captures(session) == 3  # type: ignore[arg-type]
+
+
+def test_implicit_waits_are_counted_by_line_and_the_modes_own_notice_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mode(value: str) -> None:
+        warnings.warn("Synchronization debug mode does not detect all synchronizing operations", stacklevel=2)
+
+    def advance(controls: Any, *, on_step: Any) -> None:
+        for step in range(4):
+            on_step(step, 4)
+            if step in (1, 3):  # in the second forward, and after the last one
+                warnings.warn(host.SYNCED + " (Triggered internally)", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", mode)
+    history = SimpleNamespace(start=SimpleNamespace(preset=get_preset("v1-fast")))
+    session: Any = SimpleNamespace(
+        world=SimpleNamespace(device=torch.device("cuda")),
+        history=history,
+        controls=lambda motion: motion,
+        advance=advance,
+    )
+    found = host.implicit_waits(session)
+    assert found is not None
+    assert found["while_denoising"] == 1
+    assert list(found["in_advance"].values()) == [2]
+    assert next(iter(found["in_advance"])).startswith("unit/test_benchmarks.py:")
 
 
 def test_implicit_waits_cannot_be_counted_without_a_gpu() -> None:
