@@ -168,6 +168,8 @@ class Bench:
             sleep=not self.options.spin,
         )
         show(what="steady", **self.about, **made)
+        if "failed" in made:
+            raise RuntimeError(made["failed"])
 
     def boundary(self) -> None:
         """To the first new frame."""
@@ -224,9 +226,11 @@ class Bench:
                     fp8.Plan("full size", scene, recipe, min(drift, self.options.chunks)),
                     fp8.Plan(f"drift at {self.height // 2}x{self.width // 2}", small, recipe, drift),
                 ]
-            for row in fp8.measure(scene.world.dit, to_fp8, plans, forced, self.options.fp8_exclude):
-                show(what="fp8", scene=scene.name, **row)
-            self.drop()
+            try:
+                for row in fp8.measure(scene.world.dit, to_fp8, plans, forced, self.options.fp8_exclude):
+                    show(what="fp8", scene=scene.name, **row)
+            finally:
+                self.drop()
 
     def scenes(self) -> list[Scene]:
         """As --scenes names them: random weights of this size, and the embedded model."""
@@ -253,7 +257,7 @@ def run(arguments: Sequence[str] | None = None) -> bool:
     """The command line; whether every part did its work."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--parts", type=_names, default=PARTS, help=f"some of {', '.join(PARTS + MORE)}; by default the first nine")
+    add("--parts", type=_names, default=PARTS, help=f"by default {', '.join(PARTS)}; also {', '.join(MORE)}")
     add("--reference", type=Path, help="folder that holds the package wan")
     add("--chunks", type=int, default=7)
     add("--tiny", action="store_true", help="small sizes, any device")

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from benchmarks.chunk import fp8, host, options, steady, walks, worlds
 from benchmarks.chunk.__main__ import run
+from lingbot_core.camera.controls import Controls
+from lingbot_core.engine.session import Chunk, WorldSession
 from lingbot_core.models.dit import CausalWanDiT
 from lingbot_core.presets import get_preset
 
@@ -57,6 +59,20 @@ def test_steady_without_decode_and_out_of_time_says_so(capsys: Capture) -> None:
     assert row["stopped"] == "after 0 s"
     assert row["chunks"][0]["decode"] < row["chunks"][0]["denoise"]
     assert isinstance(row["steady"], str)
+
+
+def test_a_steady_walk_that_fails_keeps_what_it_measured(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = WorldSession.advance
+
+    def fails(session: WorldSession, controls: Controls) -> Chunk:
+        if len(session.history) == 2:
+            raise RuntimeError("no more")
+        return advance(session, controls)
+
+    monkeypatch.setattr(WorldSession, "advance", fails)
+    assert not run(["--tiny", "--device", "cpu", "--parts", "steady", "--no-decode"])
+    row = json.loads(capsys.readouterr().out.splitlines()[1])
+    assert (row["made"], row["failed"]) == (2, "chunk 2: RuntimeError: no more")
 
 
 def test_every_twentieth_chunk_of_a_long_walk_is_shown() -> None:
