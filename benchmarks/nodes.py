@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measure(parts: Any, image: Any, chunks: int, rounds: int) -> dict[str, Any]:
-    """Seconds per chunk of both ways, and their ratio, of rounds that take turns; the first warms up.
+    """Seconds per chunk of both ways, ratio, and frames per second, of rounds that take turns; the first warms up.
 
     parts: MODEL, CLIP and VAE. image: IMAGE, brought to the model's own size.
     """
@@ -83,6 +83,8 @@ def measure(parts: Any, image: Any, chunks: int, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "core_seconds_per_chunk": medians["core"],
         "nodes_seconds_per_chunk": medians["nodes"],
+        "core_fps": preset.frames(chunks) / chunks / medians["core"],
+        "nodes_fps": preset.frames(chunks) / chunks / medians["nodes"],
         "ratio": statistics.median(ratios),
         "ratio_of_fastest": min(seconds["nodes"]) / min(seconds["core"]),
         "ratios": [round(ratio, 4) for ratio in ratios],

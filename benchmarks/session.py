@@ -24,6 +24,7 @@ from lingbot_core.models.dit import DiTConfig
 from lingbot_core.models.vae import VAEConfig
 from lingbot_core.presets import Preset, get_preset
 
+from .chunk.host import SYNCED
 from .random_world import random_world
 
 CASES = (("v1-fast", 480, 832, 7), ("v2-causal-fast", 480, 832, 7), ("v2-diffusers", 720, 1280, 3))
@@ -115,7 +116,7 @@ def count_syncs(session: WorldSession) -> int:
 
         session.advance(controls, on_step=on_step)
     torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(w.message) for w in caught)
+    return sum(SYNCED in str(w.message) for w in caught)
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Takes the place of packages that ComfyUI imports and measurements do without, where they are not installed.
 
 Without PyAV a run's frames are counted and dropped: no file is written. Without SQLAlchemy ComfyUI's server cannot be
-imported: there is nobody to send previews to, as in any process that does not serve.
+imported: there is nobody to send previews to, as in any process that does not serve. Beside PyTorch, NumPy, SciPy,
+OpenCV and transformers nothing works without comfy-aimdo, comfy-kitchen, and ftfy with wcwidth.
 """
 
 from __future__ import annotations

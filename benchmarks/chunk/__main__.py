@@ -64,7 +64,8 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        cuda = options.device == "auto" and torch.cuda.is_available()
+        self.device = torch.device("cuda" if cuda else "cpu")
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.config, self.height, self.width = DiTConfig(), 480, 832
         self.vae = VAEConfig()
@@ -194,8 +195,11 @@ class Bench:
             self.options.steady_chunks,
             decode=not self.options.no_decode,
             seconds=self.options.steady_seconds,
+            sleep=not self.options.spin,
         )
         show(what="steady", **self.about, **made)
+        if "failed" in made:
+            raise RuntimeError(made["failed"])
 
     def boundary(self) -> None:
         """To the first new frame."""
@@ -252,9 +256,11 @@ class Bench:
                     fp8.Plan("full size", scene, recipe, min(drift, self.options.chunks)),
                     fp8.Plan(f"drift at {self.height // 2}x{self.width // 2}", small, recipe, drift),
                 ]
-            for row in fp8.measure(scene.world.dit, to_fp8, plans, forced, self.options.fp8_exclude):
-                show(what="fp8", scene=scene.name, **row)
-            self.drop()
+            try:
+                for row in fp8.measure(scene.world.dit, to_fp8, plans, forced, self.options.fp8_exclude):
+                    show(what="fp8", scene=scene.name, **row)
+            finally:
+                self.drop()
 
     def scenes(self) -> list[Scene]:
         """As --scenes names them: random weights of this size, and the embedded model."""
@@ -281,10 +287,11 @@ def run(arguments: Sequence[str] | None = None) -> bool:
     """The command line; whether every part did its work."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--parts", type=_names, default=PARTS, help=f"some of {', '.join(PARTS + MORE)}; by default the first ten")
+    add("--parts", type=_names, default=PARTS, help=f"by default {', '.join(PARTS)}; also {', '.join(MORE)}")
     add("--reference", type=Path, help="folder that holds the package wan")
     add("--chunks", type=int, default=7)
     add("--tiny", action="store_true", help="small sizes, any device")
+    add("--device", choices=("auto", "cpu"), default="auto", help="auto: the GPU if there is one")
     add("--json", action="store_true", help="one JSON object per line (always so)")
     add("--float8", action="store_true", help="all parts run with float8 linears")
     add("--fp8-exclude", type=_names, default=(), metavar="NAME,..", help="given to the engine's use_float8")
@@ -292,6 +299,7 @@ def run(arguments: Sequence[str] | None = None) -> bool:
     add("--steady-chunks", type=int, default=200, metavar="N", help="of the part steady")
     add("--steady-seconds", type=float, default=340.0, metavar="S", help="after which it ends with what it has")
     add("--no-decode", action="store_true", help="the part steady makes no frames")
+    add("--spin", action="store_true", help="the part steady leaves the driver's way of waiting as it is")
     add("--fp8-chunks", type=int, default=40, metavar="N", help="of the part fp8's long walks")
     add("--scenes", type=_names, default=("random", "tiny"), help="of options and fp8: random, tiny, or both")
     options = parser.parse_args(arguments)

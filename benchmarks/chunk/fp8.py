@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lingbot_core.models.attention import sdpa
 from lingbot_core.models.dit import CausalWanDiT
@@ -24,6 +24,7 @@ from lingbot_core.presets import Preset
 
 from ..parity import Inputs, OurRun, walk_chunks
 from .walks import Scene, Walk, errors, relative, walk
+from .worlds import GIB, allocated, tidy
 
 ToFloat8 = Callable[..., Any]
 MODULE, FUNCTION = "lingbot_core.models.float8", "use_float8"
@@ -50,7 +51,7 @@ def find() -> ToFloat8:
 def converted(dit: CausalWanDiT, to_fp8: ToFloat8, exclude: Sequence[str] = ()) -> CausalWanDiT:
     """The transformer with float8 linears: what ``to_fp8`` returns, or ``dit`` itself where it works in place."""
     made = to_fp8(dit, exclude=tuple(exclude)) if exclude else to_fp8(dit)
-    result = made if isinstance(made, nn.Module) else dit
+    result = made if isinstance(made, CausalWanDiT) else dit
     result.join()
     return result
 
@@ -91,16 +92,20 @@ def measure(
     before = _run(dit, plans, forced, None)
     with otherwise(dit) as yardstick:
         other = _run(dit, plans, forced, before.inputs)
-    weights = sum(p.nbytes for p in dit.parameters())
+    device = next(dit.parameters()).device
+    weights, held = sum(p.nbytes for p in dit.parameters()), allocated(device)
     eight = converted(dit, to_fp8, exclude)
+    tidy(device)
+    left = allocated(device)
     after = _run(eight, plans, forced, before.inputs)
     about = {"exclude": list(exclude), "yardstick": yardstick}
     yield {
         **about,
         "kind": "weights",
-        "gib_before": round(weights / 2**30, 3),
-        "gib_parameters_after": round(sum(p.nbytes for p in eight.parameters()) / 2**30, 3),
-        "gib_buffers_after": round(sum(b.nbytes for b in eight.buffers()) / 2**30, 3),
+        "gib_before": round(weights / GIB, 3),
+        "gib_parameters_after": round(sum(p.nbytes for p in eight.parameters()) / GIB, 3),
+        "gib_buffers_after": round(sum(b.nbytes for b in eight.buffers()) / GIB, 3),
+        "gib_on_card": None if held is None or left is None else [round(held / GIB, 3), round(left / GIB, 3)],
     }
     if forced is not None:
         yield {

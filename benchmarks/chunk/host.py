@@ -43,6 +43,9 @@ WAITS: tuple[tuple[Any, str], ...] = (
 )
 """What the engine may call that returns only when the device, or another thread, has come so far."""
 
+SYNCED = "called a synchronizing CUDA operation"
+"""PyTorch's words. The mode's own notice, once a process, speaks of synchronizing operations too and is none."""
+
 SLEEP = 4  # CU_CTX_SCHED_BLOCKING_SYNC
 SCHEDULE = 7  # CU_CTX_SCHED_MASK
 
@@ -113,13 +116,16 @@ def _waits(name: str, args: tuple[Any, ...], result: Any) -> bool:
 
 
 @contextmanager
-def sleeping_waits(device: torch.device) -> Iterator[float | None]:
-    """While entered, the host sleeps where it waits for the device, if the driver grants that; gives ``waits_cost``."""
+def sleeping_waits(device: torch.device, *, wanted: bool = True) -> Iterator[float | None]:
+    """While entered, the host sleeps where it waits for the device, if the driver grants that; gives ``waits_cost``.
+
+    wanted: False leaves the driver as it is. Waking up takes some microseconds more than spinning.
+    """
     if device.type != "cuda":
         yield None
         return
     torch.cuda.synchronize(device)  # the context exists
-    before = _schedule(SLEEP)
+    before = _schedule(SLEEP) if wanted else None
     try:
         yield waits_cost(device)
     finally:
@@ -187,7 +193,8 @@ def implicit_waits(session: WorldSession) -> dict[str, Any] | None:
     """Makes one more chunk and counts where the host waits for the device without being told to; None on a CPU.
 
     while_denoising: between the first step and the last. in_advance: in all of the call, with the lines that did it;
-    the last forward, the check for NaN and the copy of the latents to the host are in the latter only.
+    the last forward, the check for NaN and the copy of the latents to the host are in the latter only. PyTorch notices
+    copies and streams that it waits for itself; it neither sees libraries that wait nor events, which are on purpose.
     """
     if session.world.device.type != "cuda":
         return None
@@ -196,7 +203,7 @@ def implicit_waits(session: WorldSession) -> dict[str, Any] | None:
         warnings.simplefilter("always")
 
         def found() -> list[str]:
-            return [f"{_tail(w.filename)}:{w.lineno}" for w in caught if "synchroniz" in str(w.message)]
+            return [f"{_tail(w.filename)}:{w.lineno}" for w in caught if SYNCED in str(w.message)]
 
         before = 0
 

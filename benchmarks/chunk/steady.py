@@ -24,7 +24,15 @@ def windowed(window: int = 18, sink: int = 3) -> Preset:
 
 
 def measure(
-    world: World, preset: Preset, height: int, width: int, chunks: int, *, decode: bool = True, seconds: float = 1e9
+    world: World,
+    preset: Preset,
+    height: int,
+    width: int,
+    chunks: int,
+    *,
+    decode: bool = True,
+    seconds: float = 1e9,
+    sleep: bool = True,
 ) -> dict[str, Any]:
     """Of a walk through WorldSession.advance; it ends early, with ``stopped``, after so many seconds.
 
@@ -39,21 +47,25 @@ def measure(
     session = start(world, picture(height, width), preset)
     rows: list[dict[str, Any]] = []
     memory: list[int | None] = []
-    timer, begun, finite = HostTimer(), time.perf_counter(), True
+    timer, begun, finite, failed = HostTimer(), time.perf_counter(), True, ""
     seen: dict[str, dict[str, int | None]] = {}
-    with sleeping_waits(device) as cost, Captured() as captured, timer.watching():
+    with sleeping_waits(device, wanted=sleep) as cost, Captured() as captured, timer.watching():
         for index in range(chunks):
-            chunk = session.advance(controls(session))
+            timer.reset()
+            try:
+                chunk = session.advance(controls(session))
+            except Exception as error:  # what was measured before it counts all the same
+                failed = f"chunk {index}: {type(error).__name__}: {error}"[:300]
+                break
             rows.append(timer.lap() | {stage: milliseconds(value) for stage, value in chunk.timings.items()})
             finite = finite and bool(torch.isfinite(chunk.latents).all())
             del chunk
             memory.append(allocated(device))
-            last = index == chunks - 1 or time.perf_counter() - begun > seconds
-            if index == FROM or last:
-                now = {"compiled": compiled(), "graphs": captured.count, "captures": captures(session)}
-                seen["end" if last else f"chunk {FROM}"] = now
-            timer.reset()
-            if last:
+            now = {"compiled": compiled(), "graphs": captured.count, "captures": captures(session)}
+            if index == FROM:
+                seen[f"chunk {FROM}"] = now
+            seen["end"] = now
+            if time.perf_counter() - begun > seconds:
                 break
     made = len(rows)
     row = {
@@ -61,7 +73,7 @@ def measure(
         "sink": preset.sink,
         "decode": decode,
         "made": made,
-        **({"stopped": f"after {seconds:.0f} s"} if made < chunks else {}),
+        **({"failed": failed} if failed else {"stopped": f"after {seconds:.0f} s"} if made < chunks else {}),
         "finite": finite,
         "chunks": [_shown(index, rows[index], memory[index]) for index in _some(made)],
         "steady": summary(rows[FROM:]) if made > FROM else f"there are no chunks from {FROM} on",
@@ -69,11 +81,10 @@ def measure(
         "once": seen,
         "peak_gib": peak_gib(device),
     }
-    if memory[-1] is not None and made > FROM:
-        steady = [size for size in memory[FROM:] if size is not None]
+    if steady := [size for size in memory[FROM:] if size is not None]:
         row["growth_mib"] = round((steady[-1] - steady[0]) / MIB, 3)
         row["largest_growth_mib"] = round((max(steady) - steady[0]) / MIB, 3)
-    row["implicit_waits"] = implicit_waits(session)
+    row["implicit_waits"] = None if failed else implicit_waits(session)
     session.close()
     return row
 
@@ -82,7 +93,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and spread of every column; ``late``: the mean of the last tenth over that of the first."""
     found: dict[str, Any] = {}
     tenth = max(1, len(rows) // 10)
-    for name in rows[0]:
+    for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name, 0.0) for row in rows]
         mean = statistics.fmean(values)
         if not mean:
@@ -100,7 +111,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _some(count: int) -> list[int]:
     """The first ten, then every twentieth, and the last."""
-    return sorted({*range(min(10, count)), *range(20, count, 20), count - 1})
+    return sorted({*range(min(10, count)), *range(20, count, 20), max(0, count - 1)} & {*range(count)})
 
 
 def _shown(index: int, row: dict[str, Any], size: int | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from lingbot_core.presets import Preset
 from lingbot_core.schedule import distilled_steps, flow_to_x0, renoise
 
 from ..parity import Forward, Inputs, OurRun, ReferenceRun
+from .host import SYNCED
 from .timing import synchronize
 
 COMMIT = 0.0
@@ -142,7 +143,7 @@ def syncs(dit: CausalWanDiT, inputs: Inputs, preset: Preset) -> int:
             run.remember(noise, COMMIT)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught)
+    return sum(SYNCED in str(warning.message) for warning in caught)
 
 
 def _begin(device: torch.device) -> None:

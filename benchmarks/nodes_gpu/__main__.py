@@ -26,7 +26,19 @@ from . import dynamic_vram
 from .report import ABSENT, FAILED, NotHereError, Report, run_part, table
 from .sizes import SIZES
 
-NAMES = ("vram", "partial", "dynamic", "dynamic_tight", "lora", "fp8", "oom", "encode_oom", "evict", "overhead")
+NAMES = (
+    "vram",
+    "partial",
+    "dynamic",
+    "dynamic_tight",
+    "lora",
+    "fp8",
+    "oom",
+    "encode_oom",
+    "evict",
+    "overhead",
+    "streaming",
+)
 
 
 def main() -> None:
@@ -98,7 +110,7 @@ def _rig(options: argparse.Namespace, base: Path, size: str) -> Any:
 
 
 def _parts(options: argparse.Namespace) -> dict[str, Callable[[Any, Report], None]]:
-    from . import eviction, exhausted, on_demand, overhead, vram, weights
+    from . import eviction, exhausted, on_demand, overhead, streaming, vram, weights
 
     def plenty(rig: Any, report: Report) -> None:
         vram.plenty(rig, report)
@@ -116,6 +128,7 @@ def _parts(options: argparse.Namespace) -> dict[str, Callable[[Any, Report], Non
         exhausted.encoding,
         eviction.worlds_and_others,
         overhead.overhead,
+        streaming.streaming,
     )
     return dict(zip(NAMES, functions, strict=True))
 

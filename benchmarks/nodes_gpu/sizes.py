@@ -30,6 +30,9 @@ TINY = Size("tiny", 128, 256, 3, 2, 16, 1, 64, 32, 3, "v1-fast", 2**20)
 MID = Size("mid", 2048, 8192, 20, 16, 96, 2, 832, 480, 3, "v1-fast", 8 * 2**30)
 """1.7e9 parameters; the VAE is of full size."""
 
-SIZES = {size.name: size for size in (TINY, MID)}
+FULL = Size("full", 5120, 13824, 40, 40, 96, 2, 832, 480, 3, "v1-fast", 8 * 2**30)
+"""LingBot-World-Fast's own: 37 GB of files are written first."""
+
+SIZES = {size.name: size for size in (TINY, MID, FULL)}
 TEXT_DIM = 64
 """Of the embedded model's text encoder, which the worlds share."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from benchmarks.chunk import fp8, host, options, steady, walks, worlds
 from benchmarks.chunk.__main__ import run
+from lingbot_core.camera.controls import Controls
+from lingbot_core.engine.session import Chunk, WorldSession
 from lingbot_core.models.dit import CausalWanDiT
 from lingbot_core.presets import get_preset
 
@@ -22,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 def rows(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
     """What the command line prints at small sizes, the line about the machine left out."""
-    assert run(["--tiny", *arguments])
+    assert run(["--tiny", "--device", "cpu", *arguments])
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
 
 
@@ -56,6 +59,20 @@ def test_steady_without_decode_and_out_of_time_says_so(capsys: Capture) -> None:
     assert row["stopped"] == "after 0 s"
     assert row["chunks"][0]["decode"] < row["chunks"][0]["denoise"]
     assert isinstance(row["steady"], str)
+
+
+def test_a_steady_walk_that_fails_keeps_what_it_measured(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = WorldSession.advance
+
+    def fails(session: WorldSession, controls: Controls) -> Chunk:
+        if len(session.history) == 2:
+            raise RuntimeError("no more")
+        return advance(session, controls)
+
+    monkeypatch.setattr(WorldSession, "advance", fails)
+    assert not run(["--tiny", "--device", "cpu", "--parts", "steady", "--no-decode"])
+    row = json.loads(capsys.readouterr().out.splitlines()[1])
+    assert (row["made"], row["failed"]) == (2, "chunk 2: RuntimeError: no more")
 
 
 def test_every_twentieth_chunk_of_a_long_walk_is_shown() -> None:
@@ -131,7 +148,7 @@ def test_fp8_says_what_is_missing(capsys: Capture, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("float8")
 def test_fp8_stands_beside_its_yardstick(capsys: Capture) -> None:
-    found = rows(capsys, "--parts", "fp8", "--chunks", "2", "--fp8-chunks", "2")
+    found = rows(capsys, "--parts", "fp8", "--chunks", "1", "--fp8-chunks", "1")
     assert len(found) == 7
     free = [row for row in found if row["kind"] == "free walk"]
     assert [row["walk"] for row in free] == ["full size", "drift at 16x32", "drift"]
@@ -189,6 +206,31 @@ def test_watching_leaves_no_trace() -> None:
     with host.HostTimer().watching(), host.Captured():
         pass
     assert before == (Tensor.to, Tensor.cpu, torch.cuda.synchronize, threading.Condition.wait, "cpu" in vars(Tensor))
+
+
+def test_implicit_waits_are_counted_by_line_and_the_modes_own_notice_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mode(value: str) -> None:
+        warnings.warn("Synchronization debug mode does not detect all synchronizing operations", stacklevel=2)
+
+    def advance(controls: Any, *, on_step: Any) -> None:
+        for step in range(4):
+            on_step(step, 4)
+            if step in (1, 3):  # in the second forward, and after the last one
+                warnings.warn(host.SYNCED + " (Triggered internally)", stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", mode)
+    history = SimpleNamespace(start=SimpleNamespace(preset=get_preset("v1-fast")))
+    session: Any = SimpleNamespace(
+        world=SimpleNamespace(device=torch.device("cuda")),
+        history=history,
+        controls=lambda motion: motion,
+        advance=advance,
+    )
+    found = host.implicit_waits(session)
+    assert found is not None
+    assert found["while_denoising"] == 1
+    assert list(found["in_advance"].values()) == [2]
+    assert next(iter(found["in_advance"])).startswith("unit/test_benchmarks.py:")
 
 
 def test_implicit_waits_cannot_be_counted_without_a_gpu() -> None:
