@@ -6,6 +6,7 @@ matrix at another row: no border is ever asked for. The weights' own memory, cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .vae_planes import PLAIN, SPACE, TIME
+
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # Triton before 3.4
     TensorDescriptor = None
-
-PLAIN, TIME, SPACE = 0, 1, 2
-"""Where results go: to their own place; channels become pairs of frames; channels become squares of four pixels."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,33 @@ class Tile:
         return f"{kind} {self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}"
 
 
-@triton.jit
+def tiles_for(device: torch.device) -> Callable[[int, int], Tile]:
+    """The tile for a convolution from so many channels to so many, on this device."""
+    described = TensorDescriptor is not None
+    if device.type == "cuda":
+        # What data-centre cards from Hopper on have: the copying engine and 227 KiB for a program's tiles.
+        newest = torch.cuda.get_device_capability(device)[0] >= 9
+        described = described and newest and _shared_memory(device) >= 200 * 1024
+
+    def tile(inner: int, outer: int) -> Tile:
+        depth = next(size for size in (64, 32, 16) if inner % size == 0)
+        channels, more = next(
+            strip for strip in ((128, 0), (128, 64), (64, 32), (64, 0), (32, 0), (16, 0)) if outer % sum(strip) == 0
+        )
+        if not described:
+            return Tile(128, channels, more, min(depth, 32), 3, 8, described=False)
+        return Tile(256 if channels < 128 else 128, channels, more, depth, 4, 8)
+
+    return tile
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+@triton.jit(do_not_specialize=["rows", "rows_before", "height", "width"])
 def _convolve(
     x_ptr, w_ptr, w_more_ptr, bias_ptr, add_ptr, out_ptr, rows, rows_before, height, width,
     inner: tl.constexpr, outer: tl.constexpr, taps_t: tl.constexpr, taps_y: tl.constexpr, taps_x: tl.constexpr,
@@ -114,6 +140,7 @@ def _convolve(
     to = m.to(tl.int64)
     if place == 1:
         to += (frame + which).to(tl.int64) * plane
+        bias_ptr += which * outer
     if place == 2:
         written = written & real
         line = frame.to(tl.int64) * (2 * height + 1) + 2 * y + which // 2
