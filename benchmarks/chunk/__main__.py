@@ -123,7 +123,7 @@ class Bench:
     def decoder(self) -> None:
         self._dit = None
         transformer._tidy(self.device)
-        for row in decoder.measure(self.vae, self.height, self.width, self.device):
+        for row in decoder.measure(self.vae, self.height, self.width, self.device, self.options.reference):
             show(what="decoder", **row)
 
 
