@@ -28,7 +28,8 @@ class Tile:
     """What one program computes: ``rows`` positions times ``channels`` + ``more``, ``depth`` summands at a time.
 
     more: a second, narrower strip of channels, for widths that are no power of two. described: the hardware's own
-    copying of tiles (TMA) instead of pointers; cached: pointers go through the first-level cache.
+    copying of tiles (TMA) instead of pointers; cached: pointers go through the first-level cache. frames: 2 or 4 where
+    one program takes as many neighbouring ones, which only a described 3 x 3 x 3 convolution can.
     """
 
     rows: int = 128
@@ -39,13 +40,15 @@ class Tile:
     warps: int = 8
     described: bool = True
     cached: bool = False
+    frames: int = 1
 
     @property
     def name(self) -> str:
         """Short and readable, for tables of measurements."""
         strips = f"{self.channels}+{self.more}" if self.more else str(self.channels)
         kind = ("tma" if self.described else "ptr") + ("-ca" if self.cached else "")
-        return f"{kind} {self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}"
+        many = f"{self.frames}*" if self.frames > 1 else ""
+        return f"{kind} {many}{self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}"
 
 
 def tiles_for(device: torch.device) -> Callable[[int, int], Tile]:
@@ -151,6 +154,85 @@ def _convolve(
         _finish(acc_more, bias_ptr, add_ptr, out_ptr, to, written, real, n + block_n, outer, more, biased, add)
 
 
+@triton.jit(do_not_specialize=["frames", "height", "width"])
+def _convolve_frames(
+    x_ptr, w_ptr, w_more_ptr, bias_ptr, add_ptr, out_ptr, frames, height, width,
+    inner: tl.constexpr, outer: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, more: tl.constexpr,
+    block_k: tl.constexpr, strips: tl.constexpr, four: tl.constexpr, biased: tl.constexpr, add: tl.constexpr,
+    stages: tl.constexpr,
+):  # fmt: skip
+    """`_convolve` for 3 x 3 x 3 taps and two frames at a time, or four.
+
+    Neighbouring frames share what they read: four frames of the past and these two make six products. Memory between
+    the second-level cache and the cores is what bounds `_convolve`.
+    """
+    program = tl.program_id(0)
+    pitch = width + 1
+    plane = pitch * (height + 1)
+    column = (program % strips) * (block_n + more)
+    blocks = tl.cdiv(plane, block_m)
+    position = (program // strips) % blocks * block_m
+    first = (program // strips) // blocks * (4 if four else 2)
+    start = first * plane + position
+    chunks: tl.constexpr = inner // block_k
+    turn: tl.constexpr = 9 * inner  # from one tap in time to the next
+    acc0 = tl.zeros((block_m, block_n), dtype=tl.float32)
+    acc1 = tl.zeros((block_m, block_n), dtype=tl.float32)
+    if four:
+        acc2 = tl.zeros((block_m, block_n), dtype=tl.float32)
+        acc3 = tl.zeros((block_m, block_n), dtype=tl.float32)
+    if more:
+        more0 = tl.zeros((block_m, more), dtype=tl.float32)
+        more1 = tl.zeros((block_m, more), dtype=tl.float32)
+        if four:
+            more2 = tl.zeros((block_m, more), dtype=tl.float32)
+            more3 = tl.zeros((block_m, more), dtype=tl.float32)
+    for step in tl.range(0, 9 * chunks, num_stages=stages):
+        tap = step // chunks
+        k = (step % chunks) * block_k
+        row = start + (tap // 3 - 1) * pitch + tap % 3 - 1
+        at = tap * inner + k
+        a0 = x_ptr.load([row, k])
+        a1 = x_ptr.load([row + plane, k])
+        a2 = x_ptr.load([row + 2 * plane, k])
+        a3 = x_ptr.load([row + 3 * plane, k])
+        b0 = w_ptr.load([column, at]).T
+        b1 = w_ptr.load([column, at + turn]).T
+        b2 = w_ptr.load([column, at + 2 * turn]).T
+        acc0 = tl.dot(a2, b2, tl.dot(a1, b1, tl.dot(a0, b0, acc0)))
+        acc1 = tl.dot(a3, b2, tl.dot(a2, b1, tl.dot(a1, b0, acc1)))
+        if four:
+            a4 = x_ptr.load([row + 4 * plane, k])
+            a5 = x_ptr.load([row + 5 * plane, k])
+            acc2 = tl.dot(a4, b2, tl.dot(a3, b1, tl.dot(a2, b0, acc2)))
+            acc3 = tl.dot(a5, b2, tl.dot(a4, b1, tl.dot(a3, b0, acc3)))
+        if more:
+            c0 = w_more_ptr.load([column + block_n, at]).T
+            c1 = w_more_ptr.load([column + block_n, at + turn]).T
+            c2 = w_more_ptr.load([column + block_n, at + 2 * turn]).T
+            more0 = tl.dot(a2, c2, tl.dot(a1, c1, tl.dot(a0, c0, more0)))
+            more1 = tl.dot(a3, c2, tl.dot(a2, c1, tl.dot(a1, c0, more1)))
+            if four:
+                more2 = tl.dot(a4, c2, tl.dot(a3, c1, tl.dot(a2, c0, more2)))
+                more3 = tl.dot(a5, c2, tl.dot(a4, c1, tl.dot(a3, c0, more3)))
+    p = position + tl.arange(0, block_m)
+    real = (p // pitch < height) & (p % pitch < width)
+    to = first.to(tl.int64) * plane + p
+    inside = p < plane
+    _finish(acc0, bias_ptr, add_ptr, out_ptr, to, inside, real, column, outer, block_n, biased, add)
+    _finish(acc1, bias_ptr, add_ptr, out_ptr, to + plane, inside, real, column, outer, block_n, biased, add)
+    if four:
+        _finish(acc2, bias_ptr, add_ptr, out_ptr, to + 2 * plane, inside, real, column, outer, block_n, biased, add)
+        _finish(acc3, bias_ptr, add_ptr, out_ptr, to + 3 * plane, inside, real, column, outer, block_n, biased, add)
+    if more:
+        column += block_n
+        _finish(more0, bias_ptr, add_ptr, out_ptr, to, inside, real, column, outer, more, biased, add)
+        _finish(more1, bias_ptr, add_ptr, out_ptr, to + plane, inside, real, column, outer, more, biased, add)
+        if four:
+            _finish(more2, bias_ptr, add_ptr, out_ptr, to + 2 * plane, inside, real, column, outer, more, biased, add)
+            _finish(more3, bias_ptr, add_ptr, out_ptr, to + 3 * plane, inside, real, column, outer, more, biased, add)
+
+
 @triton.jit
 def _finish(
     acc, bias_ptr, add_ptr, out_ptr, to, written, real, column,
@@ -206,9 +288,20 @@ def convolve(
         kernel = TensorDescriptor.from_tensor(matrix, [tile.channels, tile.depth])
         if tile.more:
             kernel_more = TensorDescriptor.from_tensor(matrix, [tile.more, tile.depth])
+    given = (source, kernel, kernel_more, out if bias is None else bias, out if add is None else add, out)
+    if tile.frames > 1:
+        plane = (height + 1) * (width + 1)
+        if place != PLAIN or taps != (3, 3, 3) or rows // plane % tile.frames:
+            raise ValueError(f"{tile.frames} frames at a time do not suit {rows // plane} frames and {taps} taps")
+        _convolve_frames[(triton.cdiv(plane, tile.rows) * (rows // plane // tile.frames) * strips,)](
+            *given, rows // plane, height, width,
+            inner=inner, outer=outer, block_m=tile.rows, block_n=tile.channels, more=tile.more, block_k=tile.depth,
+            strips=strips, four=tile.frames == 4, biased=bias is not None, add=add is not None, stages=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return out
     _convolve[(triton.cdiv(rows, tile.rows) * strips,)](
-        source, kernel, kernel_more, out if bias is None else bias, out if add is None else add, out,
-        rows, x.shape[0], height, width,
+        *given, rows, x.shape[0], height, width,
         inner=inner, outer=outer, taps_t=taps[0], taps_y=taps[1], taps_x=taps[2],
         block_m=tile.rows, block_n=tile.channels, more=tile.more, block_k=tile.depth, strips=strips, place=place,
         tma=tile.described, cache=".ca" if tile.cached else "", biased=bias is not None, add=add is not None,
