@@ -207,6 +207,8 @@ def _single(shape: Shape, tile: Any) -> list[Any]:
             tile(256, 128, 0, 32, 4, 8),
             tile(128, 64, 32, 32, 5, 8),
             tile(256, 64, 32, 32, 3, 8),
+            tile(256, 64, 32, 32, 3, 8, registers=128),
+            tile(256, 64, 32, 32, 4, 8, registers=128),
             tile(128, 128, 0, 32, 4, 4),
             tile(128, 64, 32, 32, 5, 4, described=False, cached=True),
             tile(256, 64, 32, 32, 4, 8, described=False, cached=True),

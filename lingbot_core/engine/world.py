@@ -62,6 +62,7 @@ class World:
         control: str | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
+        vae_dtype: str | torch.dtype = "auto",
         attention: str = "auto",
         progress: Callable[[int, int], None] | None = None,
     ) -> World:
@@ -72,7 +73,8 @@ class World:
         called with bytes read so far and in all.
 
         preset: a name, or None for the one the files point to. device: 'auto' takes a CUDA GPU if there is one.
-        dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU. The VAE stays float32.
+        dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU. vae_dtype: the same of the VAE's
+        decoder; its encoder stays float32, so conditions, and with them latents, do not depend on it.
         Raises InputFileError, WeightsError, PresetError, AttentionError.
         """
         layout = find_layout(model, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer)
@@ -81,12 +83,15 @@ class World:
             preset = get_preset(preset)
         chosen = preset or layout.require_preset()
         where = _device(device)
-        kind = _dtype(dtype, where)
+        kind, decoding = _dtype(dtype, where), _dtype(vae_dtype, where)
         bar = Progress(progress, stored_bytes(layout))
         dit = load_dit(layout, device=where, dtype=kind, attention=attention, control=control, progress=bar)
         if where.type == "cuda":
             dit.join()
         wan_vae = load_vae(layout, device=where, dtype=torch.float32, progress=bar)
+        # Frames are made of a world's latents and are no part of what it is: a saved one goes on in any vae_dtype.
+        mark = fingerprint({"dit": dit, "vae": wan_vae})
+        wan_vae.decode_in(decoding)
         text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind, progress=bar)
         if text is not None and text.dim != dit.config.text_dim:
             raise WeightsError(
@@ -104,6 +109,7 @@ class World:
             area=layout.native_area or RESOLUTIONS["480p"],
             lens=lens_of(layout),
             preset_reason="chosen by the user" if preset is not None else layout.preset_reason,
+            fingerprint=mark,
         )
 
     def default_intrinsics(self, width: int, height: int) -> tuple[float, float, float, float]:
@@ -142,6 +148,7 @@ class World:
             chunks=chunks,
             dtype=self.dit.compute_dtype,
             cache_dtype=self.cache_dtype,
+            vae_dtype=self.vae.decoder_dtype,
             rewind_depth=rewind_depth,
             whole_noise=whole_noise,
             text_encoder=0 if self.text is None else sum(p.nbytes for p in self.text.model.parameters()),

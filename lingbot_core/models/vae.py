@@ -338,6 +338,26 @@ class WanVAE(nn.Module):
             state._become(work)
         return result
 
+    @property
+    def decoder_dtype(self) -> torch.dtype:
+        """What `decode` computes in."""
+        return next(self.decoder.parameters()).dtype
+
+    def decode_in(self, dtype: torch.dtype) -> None:
+        """Casts what `decode` uses, and nothing of the encoder. On a GPU 16 bits are laid out as our kernels read them.
+
+        Not for a VAE whose parameters a host keeps: they are replaced.
+        """
+        for part in (self.conv2, self.decoder):
+            part.to(dtype)
+            if dtype == torch.float32 or next(part.parameters()).device.type != "cuda":
+                continue
+            for module in part.modules():
+                if isinstance(module, nn.Conv2d | nn.Conv3d):
+                    flat = module.weight.ndim == 4
+                    layout = torch.channels_last if flat else torch.channels_last_3d
+                    module.weight.data = module.weight.data.contiguous(memory_format=layout)
+
     def _pieces(self, device: torch.device) -> PlanePieces | None:
         if self.pieces == "auto":
             return pieces_for((self.conv2, *self.decoder.modules()), device)

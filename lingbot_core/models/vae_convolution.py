@@ -29,7 +29,8 @@ class Tile:
 
     more: a second, narrower strip of channels, for widths that are no power of two. described: the hardware's own
     copying of tiles (TMA) instead of pointers; cached: pointers go through the first-level cache. frames: 2 or 4 where
-    one program takes as many neighbouring ones, which only a described 3 x 3 x 3 convolution can.
+    one program takes as many neighbouring ones, which only a described 3 x 3 x 3 convolution can. registers: at most
+    so many of each thread.
     """
 
     rows: int = 128
@@ -41,6 +42,7 @@ class Tile:
     described: bool = True
     cached: bool = False
     frames: int = 1
+    registers: int | None = None
 
     @property
     def name(self) -> str:
@@ -48,7 +50,8 @@ class Tile:
         strips = f"{self.channels}+{self.more}" if self.more else str(self.channels)
         kind = ("tma" if self.described else "ptr") + ("-ca" if self.cached else "")
         many = f"{self.frames}*" if self.frames > 1 else ""
-        return f"{kind} {many}{self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}"
+        limit = f" r{self.registers}" if self.registers else ""
+        return f"{kind} {many}{self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}{limit}"
 
 
 def tiles_for(device: torch.device) -> Callable[[int, int], Tile]:
@@ -66,7 +69,11 @@ def tiles_for(device: torch.device) -> Callable[[int, int], Tile]:
         )
         if not described:
             return Tile(128, channels, more, min(depth, 32), 3, 8, described=False)
-        return Tile(256 if channels < 128 else 128, channels, more, depth, 4, 8)
+        # Measured on an H200 (benchmarks/chunk/convolutions.py).
+        if channels + more == 192:
+            return Tile(128, channels, more, depth, 4, 8)
+        # Two programs share a core where they are small enough: one computes while the other begins or ends.
+        return Tile(256, channels, more, depth, 3, 8, registers=128 if depth < 64 and channels < 128 else None)
 
     return tile
 
@@ -104,9 +111,13 @@ def _convolve(
     steps: tl.constexpr = taps_t * taps_y * taps_x * chunks
     row = tl.arange(0, block_m)
     depth = tl.arange(0, block_k)
-    acc = tl.zeros((block_m, block_n), dtype=tl.float32)
+    n = column - which * outer
+    if place == 1:
+        bias_ptr += which * outer
+    add_ptr += first.to(tl.int64) * outer
+    acc = _begin(bias_ptr, add_ptr, row, rows - first, n, outer, block_m, block_n, biased, add)
     if more:
-        acc_more = tl.zeros((block_m, more), dtype=tl.float32)
+        acc_more = _begin(bias_ptr, add_ptr, row, rows - first, n + block_n, outer, block_m, more, biased, add)
     if not tma:
         start = x_ptr + first.to(tl.int64) * inner
         strip = column + tl.arange(0, block_n)
@@ -140,18 +151,21 @@ def _convolve(
     x = m % pitch
     real = (y < height) & (x < width)  # the rest of a plane is zeros
     written = m < rows
-    to = m.to(tl.int64)
+    # One wide number for all, narrow ones for each: wide ones for each would take registers from everything above.
+    origin = first.to(tl.int64)
+    to = row
     if place == 1:
-        to += (frame + which).to(tl.int64) * plane
-        bias_ptr += which * outer
+        origin += (first // plane + which).to(tl.int64) * plane
+        to += (frame - first // plane) * plane
     if place == 2:
         written = written & real
-        line = frame.to(tl.int64) * (2 * height + 1) + 2 * y + which // 2
-        to = line * (2 * width + 1) + 2 * x + which % 2
-    n = column - which * outer
-    _finish(acc, bias_ptr, add_ptr, out_ptr, to, written, real, n, outer, block_n, biased, add)
+        line = (first // plane) * (2 * height + 1) + 2 * (first % plane // pitch)
+        origin = line.to(tl.int64) * (2 * width + 1)
+        to = (frame * (2 * height + 1) + 2 * y + which // 2 - line) * (2 * width + 1) + 2 * x + which % 2
+    out_ptr += origin * outer
+    _finish(acc, out_ptr, to, written, real, n, outer, block_n)
     if more:
-        _finish(acc_more, bias_ptr, add_ptr, out_ptr, to, written, real, n + block_n, outer, more, biased, add)
+        _finish(acc_more, out_ptr, to, written, real, n + block_n, outer, more)
 
 
 @triton.jit(do_not_specialize=["frames", "height", "width"])
@@ -176,17 +190,22 @@ def _convolve_frames(
     start = first * plane + position
     chunks: tl.constexpr = inner // block_k
     turn: tl.constexpr = 9 * inner  # from one tap in time to the next
-    acc0 = tl.zeros((block_m, block_n), dtype=tl.float32)
-    acc1 = tl.zeros((block_m, block_n), dtype=tl.float32)
+    row0 = tl.arange(0, block_m)
+    rows = plane - position
+    step_out = plane.to(tl.int64) * outer
+    add_ptr += (first * plane + position).to(tl.int64) * outer
+    acc0 = _begin(bias_ptr, add_ptr, row0, rows, column, outer, block_m, block_n, biased, add)
+    acc1 = _begin(bias_ptr, add_ptr + step_out, row0, rows, column, outer, block_m, block_n, biased, add)
     if four:
-        acc2 = tl.zeros((block_m, block_n), dtype=tl.float32)
-        acc3 = tl.zeros((block_m, block_n), dtype=tl.float32)
+        acc2 = _begin(bias_ptr, add_ptr + 2 * step_out, row0, rows, column, outer, block_m, block_n, biased, add)
+        acc3 = _begin(bias_ptr, add_ptr + 3 * step_out, row0, rows, column, outer, block_m, block_n, biased, add)
     if more:
-        more0 = tl.zeros((block_m, more), dtype=tl.float32)
-        more1 = tl.zeros((block_m, more), dtype=tl.float32)
+        beside = column + block_n
+        more0 = _begin(bias_ptr, add_ptr, row0, rows, beside, outer, block_m, more, biased, add)
+        more1 = _begin(bias_ptr, add_ptr + step_out, row0, rows, beside, outer, block_m, more, biased, add)
         if four:
-            more2 = tl.zeros((block_m, more), dtype=tl.float32)
-            more3 = tl.zeros((block_m, more), dtype=tl.float32)
+            more2 = _begin(bias_ptr, add_ptr + 2 * step_out, row0, rows, beside, outer, block_m, more, biased, add)
+            more3 = _begin(bias_ptr, add_ptr + 3 * step_out, row0, rows, beside, outer, block_m, more, biased, add)
     for step in tl.range(0, 9 * chunks, num_stages=stages):
         tap = step // chunks
         k = (step % chunks) * block_k
@@ -215,39 +234,46 @@ def _convolve_frames(
             if four:
                 more2 = tl.dot(a4, c2, tl.dot(a3, c1, tl.dot(a2, c0, more2)))
                 more3 = tl.dot(a5, c2, tl.dot(a4, c1, tl.dot(a3, c0, more3)))
-    p = position + tl.arange(0, block_m)
+    p = position + row0
     real = (p // pitch < height) & (p % pitch < width)
-    to = first.to(tl.int64) * plane + p
     inside = p < plane
-    _finish(acc0, bias_ptr, add_ptr, out_ptr, to, inside, real, column, outer, block_n, biased, add)
-    _finish(acc1, bias_ptr, add_ptr, out_ptr, to + plane, inside, real, column, outer, block_n, biased, add)
+    out_ptr += (first * plane + position).to(tl.int64) * outer
+    _finish(acc0, out_ptr, row0, inside, real, column, outer, block_n)
+    _finish(acc1, out_ptr + step_out, row0, inside, real, column, outer, block_n)
     if four:
-        _finish(acc2, bias_ptr, add_ptr, out_ptr, to + 2 * plane, inside, real, column, outer, block_n, biased, add)
-        _finish(acc3, bias_ptr, add_ptr, out_ptr, to + 3 * plane, inside, real, column, outer, block_n, biased, add)
+        _finish(acc2, out_ptr + 2 * step_out, row0, inside, real, column, outer, block_n)
+        _finish(acc3, out_ptr + 3 * step_out, row0, inside, real, column, outer, block_n)
     if more:
-        column += block_n
-        _finish(more0, bias_ptr, add_ptr, out_ptr, to, inside, real, column, outer, more, biased, add)
-        _finish(more1, bias_ptr, add_ptr, out_ptr, to + plane, inside, real, column, outer, more, biased, add)
+        _finish(more0, out_ptr, row0, inside, real, column + block_n, outer, more)
+        _finish(more1, out_ptr + step_out, row0, inside, real, column + block_n, outer, more)
         if four:
-            _finish(more2, bias_ptr, add_ptr, out_ptr, to + 2 * plane, inside, real, column, outer, more, biased, add)
-            _finish(more3, bias_ptr, add_ptr, out_ptr, to + 3 * plane, inside, real, column, outer, more, biased, add)
+            _finish(more2, out_ptr + 2 * step_out, row0, inside, real, column + block_n, outer, more)
+            _finish(more3, out_ptr + 3 * step_out, row0, inside, real, column + block_n, outer, more)
 
 
 @triton.jit
-def _finish(
-    acc, bias_ptr, add_ptr, out_ptr, to, written, real, column,
-    outer: tl.constexpr, block_n: tl.constexpr, biased: tl.constexpr, add: tl.constexpr,
+def _begin(
+    bias_ptr, add_ptr, row, rows, column,
+    outer: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, biased: tl.constexpr, add: tl.constexpr,
 ):  # fmt: skip
-    """Bias and sum in float32, one rounding, zeros where a plane has them, and out."""
+    """What the products are added to: bias and ``add``."""
     n = column + tl.arange(0, block_n)
-    inside = written[:, None] & (n[None, :] < outer)
-    place = to[:, None] * outer + n[None, :]
+    acc = tl.zeros((block_m, block_n), dtype=tl.float32)
+    if add:
+        inside = (row[:, None] < rows) & (n[None, :] < outer)
+        acc += tl.load(add_ptr + row[:, None] * outer + n[None, :], mask=inside, other=0.0).to(tl.float32)
     if biased:
         acc += tl.load(bias_ptr + n, mask=n < outer, other=0.0).to(tl.float32)[None, :]
-    if add:
-        acc += tl.load(add_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _finish(acc, out_ptr, to, written, real, column, outer: tl.constexpr, block_n: tl.constexpr):
+    """One rounding, zeros where a plane has them, and out."""
+    n = column + tl.arange(0, block_n)
     acc = tl.where(real[:, None], acc, 0.0)
-    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    inside = written[:, None] & (n[None, :] < outer)
+    tl.store(out_ptr + to[:, None] * outer + n[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def convolve(
@@ -297,7 +323,7 @@ def convolve(
             *given, rows // plane, height, width,
             inner=inner, outer=outer, block_m=tile.rows, block_n=tile.channels, more=tile.more, block_k=tile.depth,
             strips=strips, four=tile.frames == 4, biased=bias is not None, add=add is not None, stages=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
         )  # fmt: skip
         return out
     _convolve[(triton.cdiv(rows, tile.rows) * strips,)](
@@ -305,6 +331,6 @@ def convolve(
         inner=inner, outer=outer, taps_t=taps[0], taps_y=taps[1], taps_x=taps[2],
         block_m=tile.rows, block_n=tile.channels, more=tile.more, block_k=tile.depth, strips=strips, place=place,
         tma=tile.described, cache=".ca" if tile.cached else "", biased=bias is not None, add=add is not None,
-        stages=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
+        stages=tile.stages, num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return out
