@@ -180,7 +180,7 @@ class Bench:
 
     def decoder(self) -> None:
         self.drop()
-        for row in decoder.measure(self.vae, self.height, self.width, self.device):
+        for row in decoder.measure(self.vae, self.height, self.width, self.device, self.options.reference):
             show(what="decoder", **row)
 
     # Whole sessions
