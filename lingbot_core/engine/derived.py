@@ -96,6 +96,20 @@ class Derived:
             for cross, cache in zip(crosses, self.caches, strict=True)
         ]
 
+    def encode_ahead(self, index: int) -> None:
+        """Encodes what chunk ``index`` will ask of the start image, while the device has nothing more urgent to do.
+
+        With a window twice as much as a chunk takes: chunks are quick until the window is full, so that the encoding,
+        which is over when the encoder no longer changes, adds nothing to those that are not.
+        """
+        preset, declared = self._start.preset, self._start.chunks
+        wanted = index + 1 if preset.window is None else 2 * index + 1
+        wanted = wanted if declared is None else min(wanted, max(declared, 1))
+        try:
+            self._condition.latents(0, wanted * preset.chunk)
+        except torch.OutOfMemoryError:
+            pass  # when it is needed there may be room, or an error to give
+
     def commit(self, record: ChunkRecord, contexts: list[ChunkContext], x0: Tensor | None = None) -> None:
         """Writes a chunk of the history into the caches; they stay open. x0: its latents, if they are on the device."""
         device = self._world.device

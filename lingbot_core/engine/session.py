@@ -471,6 +471,8 @@ class WorldSession:
             self._stale, self._uncommitted = False, False
         timings = watch.seconds()
         self._history = self._history.with_timings(timings)
+        if beside.parallel:
+            derived.encode_ahead(record.index + 1)
         if self._undecoded:
             derived.remember_decoder(record)
             derived.decoder, self._undecoded = decoder, False

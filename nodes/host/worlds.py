@@ -26,6 +26,16 @@ class PatchedWorld(World):
 
     patchers: tuple[Any, ...] = ()
 
+    @property
+    def overlaps(self) -> bool:
+        """Not while ComfyUI streams weights to the device: it does so for one stream."""
+        return super().overlaps and all(_resident(patcher) for patcher in self.patchers)
+
+
+def _resident(patcher: Any) -> bool:
+    """Whether all of a model is on the device for as long as it is in use."""
+    return not patcher.is_dynamic() and patcher.loaded_size() >= patcher.model_size()
+
 
 @dataclass(frozen=True)
 class HostWorld:

@@ -111,6 +111,8 @@ def test_frames_are_whole_when_they_are_handed_out(world):
 
 def test_the_host_never_waits_without_saying_so(world):
     session = begin(world)
+    # Whether the encoder still changes is looked at, and that waits.
+    session._derived._condition.latents(0, 100)
     walk(session, STEADY + 2)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -39,7 +39,7 @@ def close(got: Activations, expected: Activations) -> None:
         assert got.scale.shape == expected.scale.shape
         assert ((got.scale / expected.scale - 1).abs() < 2e-2).all()
         # Neighbours in float8 are 1/8 apart. Triton's interpreter halves a number that rounds up to a power of two.
-        assert INTERPRETED or (got.values.view(torch.uint8) != expected.values.view(torch.uint8)).float().mean() < 0.01
+        assert INTERPRETED or (got.values.view(torch.uint8) != expected.values.view(torch.uint8)).float().mean() < 0.03
         got, expected = got.wide(), expected.wide()
         apart = (got - expected).abs() > 0.13 * expected.abs() + 0.01 * expected.abs().amax(1, keepdim=True)
         if INTERPRETED:
