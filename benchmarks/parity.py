@@ -191,6 +191,12 @@ def relative(got: Tensor, expected: Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
 
+def _stream(output: Any) -> Tensor:
+    """The residual of what a block gives: ours gives more than that."""
+    residual = output[0] if isinstance(output, tuple) else output
+    return residual.float().cpu().squeeze(0)
+
+
 @torch.no_grad()
 def by_layer(runs: dict[str, Run], models: dict[str, nn.Module], inputs: Inputs) -> list[dict[str, Any]]:
     """Residual stream after every block of one forward at the first timestep, in groups of a tenth of the layers."""
@@ -198,7 +204,7 @@ def by_layer(runs: dict[str, Run], models: dict[str, nn.Module], inputs: Inputs)
     for name, run in runs.items():
         seen: list[Tensor] = []
         hooks = [
-            block.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(out.float().cpu().squeeze(0)))
+            block.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(_stream(out)))
             for block in models[name].blocks
         ]
         with run.chunk(0) as forward:

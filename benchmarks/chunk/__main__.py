@@ -25,6 +25,7 @@ from lingbot_core.engine.image import RESOLUTIONS, fit_size
 from lingbot_core.engine.world import World
 from lingbot_core.models.attention import sdpa
 from lingbot_core.models.dit import CausalWanDiT, DiTConfig
+from lingbot_core.models.graphs import can_be_recorded
 from lingbot_core.models.pieces import PYTORCH
 from lingbot_core.models.vae import VAEConfig, WanVAE
 from lingbot_core.presets import get_preset
@@ -32,12 +33,25 @@ from lingbot_core.presets import get_preset
 from ..parity import CHUNK, Inputs
 from ..random_weights import randomise
 from ..reference import load_reference
-from . import big, boundary, ceilings, decoder, fp8, memory, options, pieces, steady, stream, transformer
+from . import (
+    big,
+    boundary,
+    ceilings,
+    convolutions,
+    decoder,
+    fp8,
+    memory,
+    options,
+    pieces,
+    steady,
+    stream,
+    transformer,
+)
 from .floor import floor_ms
 from .walks import Scene, random_scene, tiny_scene
 
-PARTS = ("ceilings", "pieces", "ours", "plain", "profile", "syncs", "window", "reference", "decoder")
-MORE = ("steady", "boundary", "stream", "big", "memory", "options", "fp8")
+PARTS = ("ceilings", "pieces", "ours", "ours8", "plain", "profile", "syncs", "window", "reference", "decoder")
+MORE = ("convolutions", "steady", "boundary", "stream", "big", "memory", "options", "fp8")
 TINY = DiTConfig(dim=128, ffn_dim=256, num_layers=4, num_heads=2, freq_dim=64, text_dim=64)
 
 
@@ -92,6 +106,7 @@ class Bench:
             device=self.device,
             cache_dtype=self.dtype,
             name="random",
+            records=can_be_recorded(self.dit),
         )
 
     def drop(self) -> None:
@@ -117,6 +132,15 @@ class Bench:
     def ours(self) -> None:
         for attempt in ("cold", "warm"):
             show(what="ours", run=attempt, **transformer.ours(self.dit, self.inputs, self.preset))
+
+    def ours8(self) -> None:
+        """With float8 linears; the exact transformer is gone after it."""
+        dit = fp8.converted(self.dit, fp8.find(), self.options.fp8_exclude)
+        self._dit = None
+        for attempt in ("cold", "warm"):
+            show(what="ours, float8", run=attempt, **transformer.ours(dit, self.inputs, self.preset))
+        last = min(3, self.options.chunks - 1)
+        show(what="profile, float8", **transformer.profile(dit, self.inputs, self.preset, last))
 
     def plain(self) -> None:
         """The same with PyTorch's own pieces."""
@@ -147,6 +171,12 @@ class Bench:
         model = load_reference(self.options.reference, self.config, self.device)
         for attempt in ("cold", "warm"):
             show(what="reference", run=attempt, **transformer.reference(model, self.inputs, self.preset))
+
+    def convolutions(self) -> None:
+        self._dit = None
+        transformer._tidy(self.device)
+        for row in convolutions.measure(self.vae, self.height, self.width, self.device, self.dtype):
+            show(what="convolution", **row)
 
     def decoder(self) -> None:
         self.drop()

@@ -27,7 +27,7 @@ from .walks import Scene, Walk, errors, relative, walk
 from .worlds import GIB, allocated, tidy
 
 ToFloat8 = Callable[..., Any]
-MODULE, FUNCTION = "lingbot_core.models.fp8", "use_float8"
+MODULE, FUNCTION = "lingbot_core.models.float8", "use_float8"
 
 
 class MissingError(Exception):
@@ -51,7 +51,9 @@ def find() -> ToFloat8:
 def converted(dit: CausalWanDiT, to_fp8: ToFloat8, exclude: Sequence[str] = ()) -> CausalWanDiT:
     """The transformer with float8 linears: what ``to_fp8`` returns, or ``dit`` itself where it works in place."""
     made = to_fp8(dit, exclude=tuple(exclude)) if exclude else to_fp8(dit)
-    return made if isinstance(made, CausalWanDiT) else dit
+    result = made if isinstance(made, CausalWanDiT) else dit
+    result.join()
+    return result
 
 
 @contextmanager

@@ -92,7 +92,7 @@ class HostTimer:
                 result = original(*args, **kwargs)
             finally:
                 self._depth -= 1
-            if _waits(name, args, result):
+            if not kwargs.get("non_blocking") and _waits(name, args, result):
                 self._waited += time.perf_counter() - begin
             return result
 
@@ -153,16 +153,9 @@ def waits_cost(device: torch.device, cycles: int = 50_000_000) -> float:
 
 
 def captures(session: WorldSession) -> int | None:
-    """CUDA graphs that the engine says it has captured for this session; None where it does not say.
-
-    Looks for ``captures``, a number or something with a length, on whatever may own graphs.
-    """
-    derived = getattr(session, "_derived", None)
-    owners = [session, derived, *(getattr(derived, "caches", None) or []), session.world.dit]
-    owners += [getattr(owner, "graphs", None) for owner in (session, derived, session.world.dit)]
-    found = [getattr(owner, "captures", None) for owner in owners]
-    counts = [len(value) if hasattr(value, "__len__") else value for value in found if value is not None]
-    return sum(count for count in counts if isinstance(count, int)) if counts else None
+    """CUDA graphs that the engine has recorded for this session; None where it records none."""
+    recorded = session._derived.recorded
+    return None if recorded is None else recorded.captures
 
 
 class Captured:

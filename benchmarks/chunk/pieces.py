@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lingbot_core.models.dit import DiTConfig
 from lingbot_core.models.dit_blocks import LayerNorm
+from lingbot_core.models.float8 import FLOAT8
+from lingbot_core.models.kv_cache import CacheShape, KVCache
 from lingbot_core.models.pieces import PYTORCH, Pieces, pieces_for
 from lingbot_core.models.rope import rope_for_chunk
 
@@ -31,15 +33,25 @@ def measure(config: DiTConfig, tokens: int, device: torch.device, dtype: torch.d
     weight = rand(d, kind=dtype)
     rope = rope_for_chunk(0, 1, 1, tokens, config.head_dim, device)
     wide = rand(tokens, config.ffn_dim, kind=dtype)
-    slots = torch.empty(tokens, heads, config.head_dim, device=device, dtype=dtype)
+    cache = KVCache(CacheShape(1, heads, config.head_dim, tokens), window=1, dtype=dtype, device=device)
+    cache.begin(0, 1)
+    row = (shift, scale, 1e-6)
     cases: dict[str, tuple[int, Callable[[Pieces], Any]]] = {
-        "modulated": (x.nbytes + y.nbytes, lambda p: p.modulated(x, shift, scale, 1e-6, dtype)),
-        "heads, rotated": (2 * y.nbytes, lambda p: p.heads(y, weight, 1e-6, rope, heads, slots)),
-        "heads": (2 * y.nbytes, lambda p: p.heads(y, weight, 1e-6, None, heads, None)),
+        "modulated": (x.nbytes + y.nbytes, lambda p: p.modulated(x, *row, dtype)),
+        "queries": (2 * y.nbytes, lambda p: p.heads(y, weight, 1e-6, rope, heads)),
+        "queries, not rotated": (2 * y.nbytes, lambda p: p.heads(y, weight, 1e-6, None, heads)),
+        "keys and values": (4 * y.nbytes, lambda p: p.keep(y, y, weight, 1e-6, rope, cache, 0)),
         "camera": (2 * x.nbytes + 4 * y.nbytes, lambda p: p.camera(x, y, gate, camera, norm, dtype)),
-        "added": (2 * x.nbytes + 2 * y.nbytes, lambda p: p.added(x, y, shift, scale, 1e-6, dtype)),
-        "gated": (2 * x.nbytes + y.nbytes, lambda p: p.gated(x, y, gate)),
+        "added": (2 * x.nbytes + 2 * y.nbytes, lambda p: p.added(x, y, *row, dtype)),
+        "gated": (2 * x.nbytes + 2 * y.nbytes, lambda p: p.gated(x, y, gate, *row, dtype)),
     }
+    if device.type == "cuda":
+        half = y.nbytes // 2
+        cases |= {
+            "modulated, float8": (x.nbytes + half, lambda p: p.modulated(x, *row, FLOAT8)),
+            "given, float8": (y.nbytes + half, lambda p: p.given(y, FLOAT8)),
+            "gelu, float8": (3 * wide.nbytes // 2, lambda p: p.activated(nn.Identity(), wide, FLOAT8)),
+        }
     fused = pieces_for(x)
     for name, (size, function) in cases.items():
         ways: dict[str, Callable[[], Any]] = {"pytorch": lambda f=function: f(PYTORCH)}

@@ -30,15 +30,15 @@ def camera_rays(
 ) -> torch.Tensor:
     """Rays for the ``cam`` control, float32 [1, 384, c, height // 8, width // 8]: 3 x 64 origin, 3 x 64 direction.
 
-    relative: steps [c, 4, 4] of Controls. intrinsics: fx, fy, cx, cy in pixels of height x width. Computed in float64
-    on the CPU. Raises CameraError when a side is not a multiple of 8.
+    relative: steps [c, 4, 4] of Controls. intrinsics: fx, fy, cx, cy in pixels of height x width. Computed in float64,
+    where they are wanted. Raises CameraError when a side is not a multiple of 8.
     """
     steps = np.asarray(relative, dtype=np.float64)
-    directions = _rotated_directions(steps, intrinsics, height, width)
-    rays = np.empty((2, *directions.shape), dtype=np.float32)
-    rays[0] = steps[:, :3, 3].T[:, None, :, None, None]
+    directions = _rotated_directions(steps, intrinsics, height, width, torch.device(device))
+    rays = torch.empty((2, *directions.shape), dtype=torch.float32, device=device)
+    rays[0] = _small(steps[:, :3, 3].T, directions)[:, None, :, None, None]
     rays[1] = directions
-    return _to_tensor(rays.reshape(6 * BLOCK**2, *directions.shape[2:]), device)
+    return rays.view(1, 6 * BLOCK**2, *directions.shape[2:])
 
 
 def action_rays(
@@ -59,33 +59,36 @@ def action_rays(
     keys = check_key_array(actions, "actions")
     if len(keys) != len(steps):
         raise CameraError(f"{len(keys)} rows of actions for {len(steps)} latent frames; give one each")
-    directions = _rotated_directions(steps, intrinsics, height, width)
-    rays = np.empty((7, *directions.shape[1:]), dtype=np.float32)
+    directions = _rotated_directions(steps, intrinsics, height, width, torch.device(device))
+    rays = torch.empty((7, *directions.shape[1:]), dtype=torch.float32, device=device)
     rays[:3] = directions
-    rays[3:] = keys.T[:, None, :, None, None]
-    return _to_tensor(rays.reshape(7 * BLOCK**2, *directions.shape[2:]), device)
+    rays[3:] = _small(keys.T, directions)[:, None, :, None, None]
+    return rays.view(1, 7 * BLOCK**2, *directions.shape[2:])
 
 
-def _to_tensor(packed: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    return torch.from_numpy(packed)[None].to(device)
+def _small(array: Array, like: torch.Tensor) -> torch.Tensor:
+    """A few numbers as float64 where ``like`` is; the host does not wait for the device."""
+    return torch.from_numpy(np.array(array, dtype=np.float64)).to(like.device, non_blocking=True)
 
 
-def _rotated_directions(steps: Array, intrinsics: Any, height: int, width: int) -> Array:
+def _rotated_directions(steps: Array, intrinsics: Any, height: int, width: int, device: torch.device) -> torch.Tensor:
     """Directions in each frame's relative rotation, float64 [3, 64, c, height // 8, width // 8]."""
     if steps.ndim != 3 or steps.shape[1:] != (4, 4) or not len(steps):
         raise CameraError(f"relative poses have shape {list(steps.shape)}; [c, 4, 4] is needed")
     if height < BLOCK or width < BLOCK or height % BLOCK or width % BLOCK:
         raise CameraError(f"a picture of {width} x {height} pixels has no latent grid; use multiples of {BLOCK}")
     fx, fy, cx, cy = check_pixels(intrinsics)
-    flat = _directions(fx, fy, cx, cy, height, width)
-    rotated = steps[:, :3, :3].transpose(1, 0, 2).reshape(-1, 3) @ flat
-    grid = rotated.reshape(3, len(steps), BLOCK**2, height // BLOCK, width // BLOCK)
-    return grid.transpose(0, 2, 1, 3, 4)
+    flat = _directions(fx, fy, cx, cy, height, width, device)
+    rotated = _small(steps[:, :3, :3].transpose(1, 0, 2).reshape(-1, 3), flat) @ flat
+    grid = rotated.view(3, len(steps), BLOCK**2, height // BLOCK, width // BLOCK)
+    return grid.transpose(1, 2)
 
 
 # A session keeps its intrinsics and size, so that one entry per living session saves half of the work of a chunk.
 @lru_cache(maxsize=4)
-def _directions(fx: float, fy: float, cx: float, cy: float, height: int, width: int) -> Array:
+def _directions(
+    fx: float, fy: float, cx: float, cy: float, height: int, width: int, device: torch.device
+) -> torch.Tensor:
     """Unit directions through the pixel centres in the camera's own axes, float64 [3, 64 * height / 8 * width / 8]."""
     x = (np.arange(width) + 0.5 - cx) / fx
     y = (np.arange(height) + 0.5 - cy) / fy
@@ -94,6 +97,6 @@ def _directions(fx: float, fy: float, cx: float, cy: float, height: int, width: 
     )
     rays /= np.linalg.norm(rays, axis=0)
     blocks = rays.reshape(3, height // BLOCK, BLOCK, width // BLOCK, BLOCK).transpose(0, 2, 4, 1, 3)
-    packed = np.ascontiguousarray(blocks.reshape(3, -1))
-    packed.setflags(write=False)
-    return packed
+    # Outside of inference mode, in which a tensor would be bound to the mode that it was first made in.
+    with torch.inference_mode(False):
+        return torch.from_numpy(np.ascontiguousarray(blocks.reshape(3, -1))).to(device)

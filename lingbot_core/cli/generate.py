@@ -15,7 +15,7 @@ FITS = ("area", "stretch", "crop", "pad")
 NOISES = ("seeded", "reference")
 FIRST_DELTAS = ("identity", "from_rest")
 KEY_STEP_NAMES = ("per-latent", "per-video")
-DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
+DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "float8")
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:

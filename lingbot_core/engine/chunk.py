@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.dit import CausalWanDiT, ChunkContext
+from ..models.dit import ChunkContext
 from ..presets import Preset, UniPCSteps
 from ..schedule import distilled_steps, flow_to_x0, renoise
 from ..solver import UniPC
+from .streams import Pace
+from .transfer import to_device
 
 Draw = Callable[[int], Tensor]
 OnStep = Callable[[int, int], None]
+
+
+class Transformer(Protocol):
+    """A CausalWanDiT, or what stands in for one (models/graphs.py)."""
+
+    def __call__(self, x: Tensor, t: float, context: ChunkContext) -> Tensor: ...
+
+    def remember(self, x: Tensor, t: float, context: ChunkContext) -> None: ...
+
 
 COMMIT_TIME = 0.0
 """The time at which a finished chunk is written into the cache."""
@@ -47,7 +59,7 @@ class Denoised:
 
 @torch.inference_mode()
 def denoise(
-    dit: CausalWanDiT,
+    dit: Transformer,
     preset: Preset,
     contexts: Sequence[ChunkContext],
     draw: Draw,
@@ -62,16 +74,20 @@ def denoise(
     """
     total = preset.steps
     device = contexts[0].condition.device
+    pace = Pace(device)
 
-    # All of it before the first step: copying from the host in between would make the host wait for the device.
-    noise = [draw(step).to(device, torch.float32) for step in range(draws(preset))]
+    def noise(step: int) -> Tensor:
+        return to_device(draw(step).float(), device)
 
     def flow_at(x: Tensor, t: float, step: int) -> Tensor:
+        pace.wait()
         if on_step is not None:
             on_step(step, total)
-        return _guided(dit, preset, contexts, x, t)
+        flow = _guided(dit, preset, contexts, x, t)
+        pace.queued()
+        return flow
 
-    x = noise[0]
+    x = noise(0)
     if isinstance(preset.selection, UniPCSteps):
         solver = UniPC(preset.selection.count, preset.shift)
         for i, timestep in enumerate(solver.timesteps):
@@ -83,7 +99,8 @@ def denoise(
         last_input = x
         x0 = flow_to_x0(flow_at(x, step.t, i), x, step.sigma)
         if step.renoise is not None:
-            x = renoise(x0, noise[i + 1], step.renoise)
+            # Drawn on the host while the device is at the step before it.
+            x = renoise(x0, noise(i + 1), step.renoise)
     return Denoised(x0, last_input if preset.reuse_last_step_kv else None)
 
 
@@ -92,7 +109,7 @@ def draws(preset: Preset) -> int:
     return 1 if isinstance(preset.selection, UniPCSteps) else preset.steps
 
 
-def _guided(dit: CausalWanDiT, preset: Preset, contexts: Sequence[ChunkContext], x: Tensor, t: float) -> Tensor:
+def _guided(dit: Transformer, preset: Preset, contexts: Sequence[ChunkContext], x: Tensor, t: float) -> Tensor:
     """The flow; with guidance negative + scale * (positive - negative). The camera is the same in both branches."""
     positive = dit(x, t, contexts[0])
     if not preset.guided:
@@ -102,7 +119,7 @@ def _guided(dit: CausalWanDiT, preset: Preset, contexts: Sequence[ChunkContext],
 
 
 @torch.inference_mode()
-def commit(dit: CausalWanDiT, contexts: Sequence[ChunkContext], x0: Tensor) -> None:
+def commit(dit: Transformer, contexts: Sequence[ChunkContext], x0: Tensor) -> None:
     """Writes a finished chunk's keys and values, made from its clean latents at time 0, into every branch's cache."""
     for context in contexts:
         dit.remember(x0, COMMIT_TIME, context)
@@ -110,7 +127,7 @@ def commit(dit: CausalWanDiT, contexts: Sequence[ChunkContext], x0: Tensor) -> N
 
 @torch.inference_mode()
 def replay_commit(
-    dit: CausalWanDiT, preset: Preset, contexts: Sequence[ChunkContext], x0: Tensor, last_input: Tensor | None
+    dit: Transformer, preset: Preset, contexts: Sequence[ChunkContext], x0: Tensor, last_input: Tensor | None
 ) -> None:
     """Brings the cache to where it stood after the chunk, from what history holds of it.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
+import torch
 from torch import Tensor
 
 from ..camera.controls import Controls
 from ..camera.rays import action_rays, camera_rays
-from ..models.dit import ChunkContext
+from ..models.dit import CausalWanDiT, ChunkContext
+from ..models.graphs import RecordedDiT
 from ..models.kv_cache import KVCache
 from ..models.vae import SPATIAL_STRIDE, DecoderState
 from .chunk import replay_commit
@@ -16,6 +18,8 @@ from .condition import Condition
 from .history import ChunkRecord, History, StartRecord
 from .prompts import Prompts
 from .revival import decoder_after
+from .streams import SecondStream
+from .transfer import to_device
 from .world import World
 
 
@@ -41,6 +45,8 @@ class Derived:
         self.rewind_depth = rewind_depth
         self.latent_size = (start.height // SPATIAL_STRIDE, start.width // SPATIAL_STRIDE)
         self.caches = self._empty_caches() if caches is None else caches
+        self.recorded = RecordedDiT(world.dit) if world.records else None
+        self._second, self._only = SecondStream(world.device), SecondStream(torch.device("cpu"))
         self.decoder = DecoderState()
         self.decoders: deque[tuple[int, DecoderState]] = deque(maxlen=rewind_depth)  # (chunks before it, state)
 
@@ -64,29 +70,38 @@ class Derived:
 
     # Keys and values
 
+    @property
+    def dit(self) -> CausalWanDiT | RecordedDiT:
+        """What runs this session's passes."""
+        return self.recorded or self._world.dit
+
     def contexts(self, index: int, controls: Controls, prompt: str) -> list[ChunkContext]:
         """Everything the forwards of chunk ``index`` share, for each branch; makes room in the caches."""
         dit, device, preset = self._world.dit, self._world.device, self._start.preset
         first = self.first_frame(index)
-        rays = self._rays(controls).to(device)
         crosses = [self.prompts.cross(prompt)]
         if preset.guided:
             crosses.append(self.prompts.negative(self._start.negative_prompt))
         condition = self._condition.latents(first, preset.chunk).to(device)
-        camera = dit.encode_camera(rays)
+        rays = self._rays(controls)
         rope = dit.rope(first, preset.chunk, *self.latent_size, device)
         for cache in self.caches:
             cache.begin(first, preset.chunk)
+        if self.recorded is None:
+            camera = dit.encode_camera(rays)
+        else:
+            camera = self.recorded.encode_camera(rays, steady=all(cache.steady for cache in self.caches))
         return [
             ChunkContext(first, condition, camera, rope, cross, cache)
             for cross, cache in zip(crosses, self.caches, strict=True)
         ]
 
-    def commit(self, record: ChunkRecord, contexts: list[ChunkContext]) -> None:
-        """Writes a chunk of the history into the caches; they stay open."""
+    def commit(self, record: ChunkRecord, contexts: list[ChunkContext], x0: Tensor | None = None) -> None:
+        """Writes a chunk of the history into the caches; they stay open. x0: its latents, if they are on the device."""
         device = self._world.device
-        last_input = None if record.last_input is None else record.last_input.to(device)
-        replay_commit(self._world.dit, self._start.preset, contexts, record.latents.to(device), last_input)
+        last_input = None if record.last_input is None else to_device(record.last_input, device)
+        x0 = to_device(record.latents, device) if x0 is None else x0
+        replay_commit(self.dit, self._start.preset, contexts, x0, last_input)
 
     def end_chunk(self) -> None:
         """The open chunk's keys and values are final in every branch."""
@@ -114,10 +129,15 @@ class Derived:
 
     # The decoder
 
+    @property
+    def decoding(self) -> SecondStream:
+        """Where chunks are decoded."""
+        return self._second if self._world.overlaps else self._only
+
     def decode(self, record: ChunkRecord) -> tuple[Tensor, DecoderState]:
         """Frames of the next chunk, and the state after it, which counts once ``decoder`` is set to it."""
         state = self.decoder.copy()
-        return self._world.vae.decode(record.latents.to(self._world.device), state), state
+        return self._world.vae.decode(to_device(record.latents, self._world.device), state), state
 
     def remember_decoder(self, record: ChunkRecord) -> None:
         """Keeps the state before the record's frames, to go back to; call it before the state moves on."""
@@ -156,17 +176,21 @@ class Derived:
 
     def release(self, *, image: bool) -> None:
         """Frees all that ``replay`` and ``decode_again`` make. image: also what the condition can encode again."""
-        self.caches, self.decoder = [], DecoderState()
-        self.decoders.clear()
+        self._free()
         self.prompts.release()
         if image:
             self._condition.release()
 
     def clear(self) -> None:
         """Frees everything."""
+        self._free()
+        self.prompts.clear()
+
+    def _free(self) -> None:
         self.caches, self.decoder = [], DecoderState()
         self.decoders.clear()
-        self.prompts.clear()
+        if self.recorded is not None:
+            self.recorded.forget()
 
     def _empty_caches(self) -> list[KVCache]:
         return [self._empty_cache() for _ in range(2 if self._start.preset.guided else 1)]
@@ -186,6 +210,7 @@ class Derived:
     def _rays(self, controls: Controls) -> Tensor:
         start = self._start
         intrinsics = controls.intrinsics or start.intrinsics
+        size, device = (start.height, start.width), self._world.device
         if controls.actions is not None:
-            return action_rays(controls.relative, intrinsics, controls.actions, start.height, start.width)
-        return camera_rays(controls.relative, intrinsics, start.height, start.width)
+            return action_rays(controls.relative, intrinsics, controls.actions, *size, device=device)
+        return camera_rays(controls.relative, intrinsics, *size, device=device)

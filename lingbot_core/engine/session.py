@@ -32,6 +32,7 @@ from .revival import require_match, require_record
 from .start import check_whole, make_start, refuse_negative
 from .steering import next_controls, require_controls
 from .timing import Stopwatch, undisturbed
+from .transfer import to_host
 from .world import World
 
 OnFrames = Callable[[Chunk], None]
@@ -228,9 +229,9 @@ class WorldSession:
     ) -> Chunk:
         """Generates the next chunk.
 
-        on_step(i, total) is called before every denoising step and may raise to cancel: the session then is as
-        before. on_frames(chunk) gets the frames before the commit runs. Raises NumericsError, with nothing lost, when
-        the model's output is not finite.
+        on_step(i, total) is called before every denoising step, on a GPU while it still is at the one before, and may
+        raise to cancel: the session then is as before. on_frames(chunk) gets the frames as soon as they exist, before
+        the commit is done. Raises NumericsError, with nothing lost, when the model's output is not finite.
         """
         with self._running():
             self._require_finished()
@@ -246,26 +247,28 @@ class WorldSession:
             source: NoiseSource = noise or self._noise
             with watch.stage("denoise"):
                 done = denoise(
-                    self._world.dit, preset, contexts, lambda step: source.draw(index, step), on_step=on_step
+                    self._derived.dit, preset, contexts, lambda step: source.draw(index, step), on_step=on_step
                 )
-                if not torch.isfinite(done.x0).all():
-                    raise NumericsError(
-                        f"chunk {index} came out with NaN or infinity; check the weights and the dtype, or try "
-                        "another seed. The chunks before it are kept"
-                    )
+            x0 = done.x0.float()
+            latents = to_host(x0)
+            if not torch.isfinite(latents).all():
+                raise NumericsError(
+                    f"chunk {index} came out with NaN or infinity; check the weights and the dtype, or try another "
+                    "seed. The chunks before it are kept"
+                )
             record = ChunkRecord(
                 index,
                 controls,
                 prompt,
                 source.name,
-                done.x0.float().cpu(),
-                None if done.last_input is None else done.last_input.float().cpu(),
+                latents,
+                None if done.last_input is None else to_host(done.last_input.float()),
                 {},
             )
             longer = self._history.append(record)
             # One statement: a Ctrl-C that arrives between two would leave a history that nothing knows to finish.
             self._history, self._next_prompt, self._undecoded, self._uncommitted = longer, None, True, True
-            return self._finish(contexts, watch, on_frames, just_denoised=True)
+            return self._finish(contexts, watch, on_frames, x0=x0)
 
     def adopt(self, record: ChunkRecord, *, on_frames: OnFrames | None = None) -> Chunk:
         """Takes over a chunk that another session made from this very position: decoded and committed, not denoised.
@@ -284,7 +287,7 @@ class WorldSession:
             with watch.stage("prepare"):
                 contexts = self._derived.contexts(record.index, record.controls, record.prompt)
             self._history, self._next_prompt, self._undecoded, self._uncommitted = longer, None, True, True
-            return self._finish(contexts, watch, on_frames, just_denoised=False)
+            return self._finish(contexts, watch, on_frames)
 
     def resume(self, *, on_frames: OnFrames | None = None) -> Chunk | None:
         """Finishes what an error or a cancel left undone after a chunk entered the history.
@@ -299,7 +302,7 @@ class WorldSession:
             handed_out = not self._undecoded
             last = self._history.chunks[-1]
             contexts = self._derived.contexts(last.index, last.controls, last.prompt) if self._uncommitted else []
-            chunk = self._finish(contexts, Stopwatch(self._world.device), on_frames, just_denoised=False)
+            chunk = self._finish(contexts, Stopwatch(self._world.device), on_frames)
             return None if handed_out else chunk
 
     def set_prompt(self, prompt: str, *, states: Tensor | None = None) -> None:
@@ -426,31 +429,43 @@ class WorldSession:
         return len(self._history) - (1 if self._undecoded else 0)
 
     def _finish(
-        self, contexts: list[ChunkContext], watch: Stopwatch, on_frames: OnFrames | None, *, just_denoised: bool
+        self, contexts: list[ChunkContext], watch: Stopwatch, on_frames: OnFrames | None, *, x0: Tensor | None = None
     ) -> Chunk:
-        """Frames, then the commit, of the last chunk in the history.
+        """Frames, then the commit, of the last chunk in the history. x0: its latents on the device, just denoised.
 
         Frames count as handed out once ``on_frames`` was called with them; without it, when the chunk is returned.
+        Where there is a second stream the commit is queued first: the device goes on with it while the frames, which
+        come from the other stream, are handed out.
         """
-        record = self._history.chunks[-1]
+        record, beside = self._history.chunks[-1], self._derived.decoding
         derived, preset = self._derived, self._history.start.preset
+        # With reuse_last_step_kv the cache already holds what it is to hold, right after denoising.
+        commit = self._uncommitted and not (x0 is not None and preset.reuse_last_step_kv)
         # The session's own decoder moves on only when the frames are handed out: until then they can be made again.
         frames, decoder = record.latents.new_empty(3, 0, 0, 0), derived.decoder
-        if undecoded := self._undecoded:
-            with watch.stage("decode"):
-                frames, decoder = derived.decode(record)
-        poses = record.controls.relative
-        # A copy: the history must not be changed through what is handed out.
-        chunk = Chunk(record.index, frames, record.latents.clone(), poses, record.prompt, watch.seconds())
-        if undecoded and on_frames is not None:
-            derived.remember_decoder(record)
-            derived.decoder, self._undecoded = decoder, False
-            on_frames(chunk)
-        if self._uncommitted:
-            # With reuse_last_step_kv the cache already holds what it is to hold, right after denoising.
-            if not (just_denoised and preset.reuse_last_step_kv):
+        undecoded = self._undecoded
+        try:
+            if undecoded:
+                with beside.begin(), watch.stage("decode"):
+                    frames, decoder = derived.decode(record)
+            if commit and beside.parallel:
                 with watch.stage("commit"):
-                    derived.commit(record, contexts)
+                    derived.commit(record, contexts, x0)
+            poses = record.controls.relative
+            timings = watch.seconds("prepare", "denoise", "decode")
+            # A copy: the history must not be changed through what is handed out.
+            chunk = Chunk(record.index, frames, record.latents.clone(), poses, record.prompt, timings)
+            if undecoded and on_frames is not None:
+                derived.remember_decoder(record)
+                derived.decoder, self._undecoded = decoder, False
+                with beside.again():
+                    on_frames(chunk)
+        finally:
+            beside.join()
+        if commit and not beside.parallel:
+            with watch.stage("commit"):
+                derived.commit(record, contexts, x0)
+        if self._uncommitted:
             self._stale = True  # until every cache is closed
             derived.end_chunk()
             self._stale, self._uncommitted = False, False

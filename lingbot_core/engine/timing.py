@@ -19,7 +19,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 class Stopwatch:
     """Collects the seconds of named stages without making the host wait between them.
 
-    On a GPU by events, which are read once at the end.
+    On a GPU by events, which are read when they are asked for. Stages on different streams overlap.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class Stopwatch:
     def stage(self, name: str) -> Iterator[None]:
         """Times the body; the same name may be used again and adds up."""
         if self._cuda:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
             start.record()
             yield
             end.record()
@@ -41,10 +41,14 @@ class Stopwatch:
             yield
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - begun
 
-    def seconds(self) -> dict[str, float]:
-        """Stage -> seconds. Waits for the device."""
+    def seconds(self, *names: str) -> dict[str, float]:
+        """Stage -> seconds, of all stages or of those named. Waits for the device to finish these."""
+        rest = []
         for name, start, end in self._events:
+            if names and name not in names:
+                rest.append((name, start, end))
+                continue
             end.synchronize()
             self._seconds[name] = self._seconds.get(name, 0.0) + start.elapsed_time(end) / 1000
-        self._events.clear()
+        self._events = rest
         return dict(self._seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ..camera.intrinsics import Lens, intrinsics_for
 from ..errors import CameraError, PromptError, WeightsError
 from ..models.dit import CausalWanDiT
+from ..models.graphs import can_be_recorded
 from ..models.text import Encoded, TextEncoder
 from ..models.vae import WanVAE
 from ..presets import Preset, get_preset
@@ -23,6 +24,8 @@ from .image import RESOLUTIONS, PreparedImage, prepare_image
 from .memory import MemoryEstimate, estimate, require_free
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOAT8 = "float8"
+DTYPE_NAMES = ("auto", *DTYPES, FLOAT8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +34,8 @@ class World:
 
     preset: the recipe that the weights were made for. area: pixels of a picture at the model's own size. lens: the
     camera of the pictures it was made from, None where the model does not say. cache_dtype: of keys and values. text:
-    None when prompts come as text states only.
+    None when prompts come as text states only. records: sessions record CUDA graphs once their window is full, which
+    needs weights that stay where they are.
     """
 
     dit: CausalWanDiT
@@ -44,6 +48,7 @@ class World:
     area: int = RESOLUTIONS["480p"]
     lens: Lens | None = None
     preset_reason: str = "given"
+    records: bool = False
     fingerprint: str = field(default="")
 
     def __post_init__(self) -> None:
@@ -63,6 +68,7 @@ class World:
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         attention: str = "auto",
+        cuda_graphs: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> World:
         """Loads a folder, a single file, or the embedded model for ``tiny``.
@@ -72,7 +78,9 @@ class World:
         called with bytes read so far and in all.
 
         preset: a name, or None for the one the files point to. device: 'auto' takes a CUDA GPU if there is one.
-        dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU. The VAE stays float32.
+        dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU; 'float8' is auto with the blocks'
+        large matrices in float8 (models/float8.py). The VAE stays float32. cuda_graphs: record them on a GPU once a
+        window is full.
         Raises InputFileError, WeightsError, PresetError, AttentionError.
         """
         layout = find_layout(model, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer)
@@ -83,7 +91,15 @@ class World:
         where = _device(device)
         kind = _dtype(dtype, where)
         bar = Progress(progress, stored_bytes(layout))
-        dit = load_dit(layout, device=where, dtype=kind, attention=attention, control=control, progress=bar)
+        dit = load_dit(
+            layout,
+            device=where,
+            dtype=kind,
+            attention=attention,
+            control=control,
+            float8=str(dtype) == FLOAT8,
+            progress=bar,
+        )
         if where.type == "cuda":
             dit.join()
         wan_vae = load_vae(layout, device=where, dtype=torch.float32, progress=bar)
@@ -104,7 +120,13 @@ class World:
             area=layout.native_area or RESOLUTIONS["480p"],
             lens=lens_of(layout),
             preset_reason="chosen by the user" if preset is not None else layout.preset_reason,
+            records=cuda_graphs and can_be_recorded(dit),
         )
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a chunk is decoded on a stream beside its commit: both models are on the device for good."""
+        return self.device.type == "cuda"
 
     def default_intrinsics(self, width: int, height: int) -> tuple[float, float, float, float]:
         """fx, fy, cx, cy in pixels of a picture whose camera nobody names."""
@@ -133,7 +155,7 @@ class World:
         whole_noise: bool = False,
     ) -> MemoryEstimate:
         """Bytes that the weights and one session of this size need; see memory.estimate."""
-        return estimate(
+        needed = estimate(
             self.dit.config,
             self.vae.config,
             preset,
@@ -146,6 +168,7 @@ class World:
             whole_noise=whole_noise,
             text_encoder=0 if self.text is None else sum(p.nbytes for p in self.text.model.parameters()),
         )
+        return replace(needed, transformer=sum(p.nbytes for p in self.dit.parameters()))
 
     def require_memory(self, preset: Preset, height: int, width: int, **session: Any) -> None:
         """Raises MemoryPlanError when a session of this size does not fit beside the weights. session: as estimate."""
@@ -179,8 +202,8 @@ def _device(device: str | torch.device) -> torch.device:
 def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
-    if dtype == "auto":
+    if dtype in ("auto", FLOAT8):
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
-        raise WeightsError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
+        raise WeightsError(f"dtype {dtype!r} is unknown; use {', '.join(DTYPE_NAMES)}")
     return DTYPES[dtype]

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from ..errors import PromptError
 from .attention import Attention, sdpa
-from .dit_blocks import Block, CameraModulation, ChunkContext, CrossKV, Head, TimeModulation, float32_linear
+from .dit_blocks import After, Block, CameraModulation, ChunkContext, CrossKV, Head, TimeModulation, float32_linear
 from .dit_config import DiTConfig
+from .float8 import Activations
 from .kv_cache import CacheShape
 from .pieces import Pieces, pieces_for
 from .rope import Rope, rope_for_chunk
@@ -141,22 +142,43 @@ class CausalWanDiT(nn.Module):
 
         The chunk's keys and values replace those of the previous forward in the cache; nothing waits for the device.
         """
-        time = self.encode_time(t, x.device)
-        tokens = self._embed(x, context)
+        return self.denoised(x, self.encode_time(t, x.device), context)
+
+    def denoised(self, x: Tensor, time: TimeModulation, context: ChunkContext) -> Tensor:
+        """`forward` with its time encoded."""
         pieces = self.pieces or pieces_for(x)
-        for layer, block in enumerate(self._layers):
-            tokens = block(tokens, time, layer, context, self.attention, pieces)
-        return self._unpatchify(self.head(tokens, time), x.shape)
+        _, hidden = self._through(x, time, context, pieces, len(self._layers))
+        assert isinstance(hidden, Tensor)
+        return self._unpatchify(self.head(hidden), x.shape)
 
     def remember(self, x: Tensor, t: float, context: ChunkContext) -> None:
         """A forward for the sake of the cache only: of the last block just keys and values are computed."""
-        time = self.encode_time(t, x.device)
-        tokens = self._embed(x, context)
+        self.remembered(x, self.encode_time(t, x.device), context)
+
+    def remembered(self, x: Tensor, time: TimeModulation, context: ChunkContext) -> None:
+        """`remember` with its time encoded."""
         pieces = self.pieces or pieces_for(x)
-        *layers, last = self._layers
-        for layer, block in enumerate(layers):
-            tokens = block(tokens, time, layer, context, self.attention, pieces)
-        last.remember(tokens, time, len(layers), context, pieces)
+        last = len(self._layers) - 1
+        _, hidden = self._through(x, time, context, pieces, last)
+        self._layers[last].remember(hidden, last, context, pieces)
+
+    def _through(
+        self, x: Tensor, time: TimeModulation, context: ChunkContext, pieces: Pieces, count: int
+    ) -> tuple[Tensor, Activations]:
+        """The residual after the first ``count`` blocks, and what comes next reads of it."""
+        layers, dtype = self._layers, self.compute_dtype
+        rows = time.rows + torch.stack([block.modulation[0].to(x.device) for block in layers]).float()
+        after = [
+            After(row[:1], row[1:2], block.self_attn.takes(dtype)) for row, block in zip(rows, layers, strict=True)
+        ]
+        after.append(self.head.after(time))
+        tokens = self._embed(x, context)
+        hidden = layers[0].begin(tokens, rows[0], pieces)
+        for layer, block in enumerate(layers[:count]):
+            tokens, hidden = block(
+                tokens, hidden, rows[layer], after[layer + 1], layer, context, self.attention, pieces
+            )
+        return tokens, hidden
 
     def _embed(self, x: Tensor, context: ChunkContext) -> Tensor:
         """[tokens, dim] in the compute dtype from noisy latents and condition."""

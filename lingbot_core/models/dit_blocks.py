@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .attention import Attention
 from .dit_config import DiTConfig
+from .float8 import Activations, Linear8, takes
 from .kv_cache import KVCache
 from .pieces import Pieces, layer_norm, rms_norm
 from .rope import Rope
@@ -115,11 +116,16 @@ class AttentionLayers(nn.Module):
 
 @dataclass(frozen=True)
 class _Joined:
-    """One weight and bias whose parts are those of q, k and v; places: where the parts lay when they were joined."""
+    """One layer whose weights are those of q, k and v; places: where the parts lay when they were joined."""
 
-    weight: Tensor
-    bias: Tensor
+    layer: nn.Module
     places: tuple[int, ...]
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer.weight, layer.bias = (nn.Parameter(t, requires_grad=False) for t in (weight, bias))
+    return layer
 
 
 class SelfAttention(AttentionLayers):
@@ -133,44 +139,48 @@ class SelfAttention(AttentionLayers):
         They keep their names and values. Weights that are moved or replaced later are used one by one again.
         """
         layers = (self.q, self.k, self.v)
-        if any(type(layer) is not nn.Linear for layer in layers):
+        kind = type(self.q)
+        if kind not in (nn.Linear, Linear8) or any(type(layer) is not kind for layer in layers):
             return
-        weight = torch.cat([layer.weight.detach() for layer in layers])
-        bias = torch.cat([layer.bias.detach() for layer in layers])
-        for layer, part, offset in zip(layers, weight.chunk(3), bias.chunk(3), strict=True):
-            layer.weight, layer.bias = (nn.Parameter(t, requires_grad=False) for t in (part, offset))
-        self._joined = _Joined(weight, bias, self._places())
+        names = [name for name, _ in self.q.named_parameters()]
+        parts = {name: torch.cat([getattr(layer, name).detach() for layer in layers]) for name in names}
+        for name, whole in parts.items():
+            for layer, part in zip(layers, whole.chunk(3), strict=True):
+                setattr(layer, name, nn.Parameter(part, requires_grad=False))
+        self._joined = _Joined(Linear8(**parts) if kind is Linear8 else _linear(**parts), self._places())
 
     def _places(self) -> tuple[int, ...]:
         return tuple(t.data_ptr() for layer in (self.q, self.k, self.v) for t in (layer.weight, layer.bias))
 
-    def remember(self, x: Tensor, layer: int, context: ChunkContext, pieces: Pieces) -> None:
+    def takes(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of its input."""
+        return takes(dtype, self.q, self.k, self.v)
+
+    def remember(self, x: Activations, layer: int, context: ChunkContext, pieces: Pieces) -> None:
         """Writes the chunk's keys (rotated) and values into the cache. x: [tokens, dim]."""
-        self._write(self.k(x), self.v(x), layer, context, pieces)
+        self._keep(self.k(x), self.v(x), layer, context, pieces)
 
-    def forward(self, x: Tensor, layer: int, context: ChunkContext, attention: Attention, pieces: Pieces) -> Tensor:
-        """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
+    def forward(
+        self, x: Activations, layer: int, context: ChunkContext, attention: Attention, pieces: Pieces
+    ) -> Tensor:
+        """x: [tokens, dim] in the compute dtype or float8; returns the same shape in the compute dtype."""
         queries, keys, values = self._project(x)
-        self._write(keys, values, layer, context, pieces)
-        query = pieces.heads(queries, self.norm_q.weight, self.norm_q.eps, context.rope, self.heads, None)
+        self._keep(keys, values, layer, context, pieces)
+        query = pieces.heads(queries, self.norm_q.weight, self.norm_q.eps, context.rope, self.heads)
         seen, shown = context.cache.view(layer)
-        return self.o(attention(query, seen.to(query.dtype), shown.to(query.dtype)).flatten(1))
+        result = attention(query, seen.to(query.dtype), shown.to(query.dtype)).flatten(1)
+        return self.o(pieces.given(result, takes(result.dtype, self.o)))
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Activations) -> tuple[Tensor, Tensor, Tensor]:
         joined = self._joined
         if joined is None or joined.places != self._places():
             return self.q(x), self.k(x), self.v(x)
-        queries, keys, values = F.linear(x, joined.weight, joined.bias).chunk(3, dim=-1)
+        queries, keys, values = joined.layer(x).chunk(3, dim=-1)
         return queries, keys, values
 
-    def _write(self, keys: Tensor, values: Tensor, layer: int, context: ChunkContext, pieces: Pieces) -> None:
-        norm, first = self.norm_k, 0
-        for key_slots, value_slots in context.cache.places(layer):
-            rows = slice(first, first + len(key_slots))
-            rope = Rope(context.rope.cos[rows], context.rope.sin[rows])
-            pieces.heads(keys[rows], norm.weight, norm.eps, rope, self.heads, key_slots)
-            value_slots.copy_(self._split(values[rows]))
-            first = rows.stop
+    def _keep(self, keys: Tensor, values: Tensor, layer: int, context: ChunkContext, pieces: Pieces) -> None:
+        norm = self.norm_k
+        pieces.keep(keys, values, norm.weight, norm.eps, context.rope, context.cache, layer)
 
 
 class CrossAttention(AttentionLayers):
@@ -180,10 +190,11 @@ class CrossAttention(AttentionLayers):
         """text: [text_len, dim] embedded prompt. Returns keys and values [text_len, heads, head_dim]."""
         return self._split(self.norm_k(self.k(text))), self._split(self.v(text))
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, attention: Attention, pieces: Pieces) -> Tensor:
-        """x: [tokens, dim] in the compute dtype; returns the same shape and dtype."""
-        query = pieces.heads(self.q(x), self.norm_q.weight, self.norm_q.eps, None, self.heads, None)
-        return self.o(attention(query, keys, values).flatten(1))
+    def forward(self, x: Activations, keys: Tensor, values: Tensor, attention: Attention, pieces: Pieces) -> Tensor:
+        """x: [tokens, dim] in the compute dtype or float8; returns the same shape in the compute dtype."""
+        query = pieces.heads(self.q(x), self.norm_q.weight, self.norm_q.eps, None, self.heads)
+        result = attention(query, keys, values).flatten(1)
+        return self.o(pieces.given(result, takes(result.dtype, self.o)))
 
 
 class Block(nn.Module):
@@ -192,12 +203,10 @@ class Block(nn.Module):
     def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any], compute_dtype: torch.dtype) -> None:
         super().__init__()
         dim = config.dim
-        self.compute_dtype = compute_dtype
-        self.norm1 = LayerNorm(dim, config.eps)
+        self.compute_dtype, self.eps = compute_dtype, config.eps
         self.self_attn = SelfAttention(config, operations, factory)
         self.norm3 = LayerNorm(dim, config.eps, affine=True, **factory)
         self.cross_attn = CrossAttention(config, operations, factory)
-        self.norm2 = LayerNorm(dim, config.eps)
         self.ffn = nn.Sequential(
             operations.Linear(dim, config.ffn_dim, **factory),
             nn.GELU(approximate="tanh"),
@@ -214,29 +223,49 @@ class Block(nn.Module):
         hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(embedding))) + embedding
         return 1.0 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden)
 
-    def modulate(self, time: TimeModulation) -> tuple[Tensor, ...]:
-        """Six float32 rows [1, dim]: shift, scale, gate of self-attention, then of the feed-forward."""
-        rows = self.modulation[0].to(time.rows.device, torch.float32) + time.rows
-        return rows.split(1)
+    def begin(self, x: Tensor, rows: Tensor, pieces: Pieces) -> Activations:
+        """What the first block's self-attention reads. x: [tokens, dim] embedded latents; rows: float32 [6, dim]."""
+        return pieces.modulated(x, rows[:1], rows[1:2], self.eps, self.self_attn.takes(self.compute_dtype))
 
     def forward(
-        self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, attn: Attention, pieces: Pieces
-    ) -> Tensor:
-        """x: [tokens, dim] residual (float32 after the first block), which is used up. Returns the new one, float32."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulate(time)
-        dtype, eps = self.compute_dtype, self.norm1.eps
-        y = self.self_attn(pieces.modulated(x, shift1, scale1, eps, dtype), layer, context, attn, pieces)
-        camera = context.camera.scales[layer], context.camera.shifts[layer]
-        x, query = pieces.camera(x, y, gate1, camera, self.norm3, dtype)
-        y = self.cross_attn(query, context.cross.keys[layer], context.cross.values[layer], attn, pieces)
-        x, hidden = pieces.added(x, y, shift2, scale2, eps, dtype)
-        return pieces.gated(x, self.ffn(hidden), gate2)
+        self,
+        x: Tensor,
+        hidden: Activations,
+        rows: Tensor,
+        after: After,
+        layer: int,
+        context: ChunkContext,
+        attention: Attention,
+        pieces: Pieces,
+    ) -> tuple[Tensor, Activations]:
+        """x: [tokens, dim] residual (float32 after the first block), which is used up. hidden: its modulated norm.
 
-    def remember(self, x: Tensor, time: TimeModulation, layer: int, context: ChunkContext, pieces: Pieces) -> None:
-        """Only what self-attention leaves in the cache. x: as in `forward`."""
-        shift, scale, *_ = self.modulate(time)
-        hidden = pieces.modulated(x, shift, scale, self.norm1.eps, self.compute_dtype)
+        rows: float32 [6, dim]: shift, scale, gate of self-attention, then of the feed-forward. after: who comes next.
+        Returns the new residual, float32, and what comes next reads of it.
+        """
+        _, _, gate1, shift2, scale2, gate2 = rows.split(1)
+        dtype = self.compute_dtype
+        y = self.self_attn(hidden, layer, context, attention, pieces)
+        camera = context.camera.scales[layer], context.camera.shifts[layer]
+        x, query = pieces.camera(x, y, gate1, camera, self.norm3, takes(dtype, self.cross_attn.q))
+        y = self.cross_attn(query, context.cross.keys[layer], context.cross.values[layer], attention, pieces)
+        first, _, second = self.ffn
+        x, inner = pieces.added(x, y, shift2, scale2, self.eps, takes(dtype, first))
+        y = second(pieces.activated(first, inner, takes(dtype, second)))
+        return pieces.gated(x, y, gate2, after.shift, after.scale, self.eps, after.kind)
+
+    def remember(self, hidden: Activations, layer: int, context: ChunkContext, pieces: Pieces) -> None:
+        """Only what self-attention leaves in the cache. hidden: as in `forward`."""
         self.self_attn.remember(hidden, layer, context, pieces)
+
+
+@dataclass(frozen=True)
+class After:
+    """How the residual is modulated for whoever reads it next. shift, scale: float32 [1, dim]; kind: dtype it takes."""
+
+    shift: Tensor
+    scale: Tensor
+    kind: torch.dtype
 
 
 class Head(nn.Module):
@@ -244,14 +273,18 @@ class Head(nn.Module):
 
     def __init__(self, config: DiTConfig, operations: Any, factory: dict[str, Any]) -> None:
         super().__init__()
-        self.norm = LayerNorm(config.dim, config.eps)
         self.head = operations.Linear(config.dim, math.prod(config.patch_size) * config.out_dim, **factory)
         self.modulation = nn.Parameter(torch.empty(1, 2, config.dim, **factory))
 
-    def forward(self, x: Tensor, time: TimeModulation) -> Tensor:
-        """x: [tokens, dim]. Returns float32 [tokens, prod(patch_size) * out_dim]."""
-        shift, scale = (self.modulation[0].to(x.device, torch.float32) + time.embedding).split(1)
-        return float32_linear(self.head, self.norm(x).float() * (1 + scale) + shift)
+    def after(self, time: TimeModulation) -> After:
+        """How it reads the residual."""
+        rows = self.modulation[0].to(time.embedding.device, torch.float32) + time.embedding
+        shift, scale = rows.split(1)
+        return After(shift, scale, torch.float32)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden: float32 [tokens, dim], modulated. Returns float32 [tokens, prod(patch_size) * out_dim]."""
+        return float32_linear(self.head, hidden)
 
 
 def float32_linear(layer: Any, x: Tensor) -> Tensor:

@@ -72,6 +72,7 @@ class KVCache:
         self._slots: list[int] = []  # absolute latent frame in each slot
         self._next = 0  # first latent frame of the chunk that comes next, or of the open one
         self._open: tuple[int, ...] | None = None  # slots of the chunk being written, in frame order
+        self._table = torch.empty(0, dtype=torch.int64, device=device)  # the same, where kernels can read it
         self._undo: deque[_Undo] = deque(maxlen=rewind_depth)
         self._frames = window if window is not None else max(capacity, 1)
         self._keys = [self._allocate(self._frames) for _ in range(shape.layers)]
@@ -125,6 +126,11 @@ class KVCache:
         after = [*before, *[-1] * (total - used)]
         for offset, slot in enumerate(slots):
             after[slot] = first_frame + offset
+        table = torch.tensor(slots, dtype=torch.int64)
+        if len(self._table) != frames:
+            self._table = torch.empty(frames, dtype=torch.int64, device=self.device)
+        # The same tensor for every chunk: graphs that were captured read it. The host does not wait for the device.
+        self._table.copy_(table, non_blocking=True)
         # One statement, so that an interruption finds the chunk either begun or not.
         self._slots, self._open = after, tuple(slots)
 
@@ -142,6 +148,22 @@ class KVCache:
             raise CacheError("no chunk is open")
         spans = [self._span(slot, count) for slot, _, count in _runs(self._open)]
         return [(self._keys[layer][span], self._values[layer][span]) for span in spans]
+
+    @property
+    def open_slots(self) -> Tensor:
+        """int64 [frames] on the cache's device: the slots of the open chunk's latent frames."""
+        if self._open is None:
+            raise CacheError("no chunk is open")
+        return self._table
+
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All slots of a layer, [slots * frame_tokens, heads, head_dim] each, filled or not."""
+        return self._keys[layer], self._values[layer]
+
+    @property
+    def steady(self) -> bool:
+        """Whether a window is full: attention then sees whole buffers, which stay where they are."""
+        return self.window is not None and len(self._slots) == self.window
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """Everything attention may see now: two [tokens, heads, head_dim] views without a copy."""
@@ -178,6 +200,7 @@ class KVCache:
         twin = object.__new__(KVCache)
         twin.__dict__.update(self.__dict__)
         twin._slots = list(self._slots)
+        twin._table = self._table.clone()
         twin._keys = [t.clone() for t in self._keys]
         twin._values = [t.clone() for t in self._values]
         twin._undo = deque(

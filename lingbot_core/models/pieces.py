@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .float8 import FLOAT8, Activations, quantise_rows
+from .kv_cache import KVCache
 from .rope import Rope, rotate
 
 
@@ -21,43 +23,66 @@ class Pieces:
     """Precision follows the reference: the residual is float32 from the first gate on, so are modulation and gates.
 
     x: residual [tokens, dim], which a method may overwrite once its result replaces it. y: what a matrix product gave,
-    [tokens, dim] in the compute dtype. shift, scale, gate: float32 [1, dim] of one timestep.
+    [tokens, dim] in the compute dtype. shift, scale, gate: float32 [1, dim] of one timestep. kind: the dtype of a
+    result that a matrix product takes; float8 gives Rows8.
     """
 
-    def modulated(self, x: Tensor, shift: Tensor, scale: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        """The normalised, modulated residual in ``dtype``."""
-        return (layer_norm(x, eps).float() * (1 + scale) + shift).to(dtype)
+    def modulated(self, x: Tensor, shift: Tensor, scale: Tensor, eps: float, kind: torch.dtype) -> Activations:
+        """The normalised, modulated residual."""
+        return as_kind(layer_norm(x, eps).float() * (1 + scale) + shift, kind)
 
-    def heads(self, x: Tensor, weight: Tensor, eps: float, rope: Rope | None, heads: int, out: Tensor | None) -> Tensor:
-        """Queries or keys: x [tokens, dim] normalised over the full width and, with ``rope``, rotated.
+    def heads(self, x: Tensor, weight: Tensor, eps: float, rope: Rope | None, heads: int) -> Tensor:
+        """Queries: x [tokens, dim] normalised over the full width and, with ``rope``, rotated.
 
-        Returns [tokens, heads, head_dim] in the dtype of x, or ``out``, which is filled.
+        Returns [tokens, heads, head_dim] in the dtype of x.
         """
         split = rms_norm(x, weight, eps).unflatten(-1, (heads, -1))
-        result = split if rope is None else rotate(split, rope)
-        return result if out is None else out.copy_(result)
+        return split if rope is None else rotate(split, rope)
+
+    def keep(
+        self, keys: Tensor, values: Tensor, weight: Tensor, eps: float, rope: Rope, cache: KVCache, layer: int
+    ) -> None:
+        """Writes the open chunk's keys, normalised and rotated as queries are, and its values into the cache."""
+        first = 0
+        for key_slots, value_slots in cache.places(layer):
+            rows = slice(first, first + len(key_slots))
+            turn = Rope(rope.cos[rows], rope.sin[rows])
+            key_slots.copy_(self.heads(keys[rows], weight, eps, turn, cache.shape.heads))
+            value_slots.copy_(values[rows].view_as(value_slots))
+            first = rows.stop
 
     def camera(
-        self, x: Tensor, y: Tensor, gate: Tensor, modulation: tuple[Tensor, Tensor], norm: Any, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """Adds the gated y, applies the camera's scale and shift. Returns the residual and norm(residual) in ``dtype``.
+        self, x: Tensor, y: Tensor, gate: Tensor, modulation: tuple[Tensor, Tensor], norm: Any, kind: torch.dtype
+    ) -> tuple[Tensor, Activations]:
+        """Adds the gated y, applies the camera's scale and shift. Returns the residual and norm(residual).
 
         norm: a LayerNorm with weight and bias.
         """
         scale, shift = modulation
         x = scale * (x + y * gate) + shift
-        return x, norm(x).to(dtype)
+        return x, as_kind(norm(x), kind)
 
     def added(
-        self, x: Tensor, y: Tensor, shift: Tensor, scale: Tensor, eps: float, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, y: Tensor, shift: Tensor, scale: Tensor, eps: float, kind: torch.dtype
+    ) -> tuple[Tensor, Activations]:
         """Adds y. Returns the residual and what ``modulated`` makes of it."""
         x = x + y
-        return x, self.modulated(x, shift, scale, eps, dtype)
+        return x, self.modulated(x, shift, scale, eps, kind)
 
-    def gated(self, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-        """The residual with the gated y."""
-        return x + y * gate
+    def gated(
+        self, x: Tensor, y: Tensor, gate: Tensor, shift: Tensor, scale: Tensor, eps: float, kind: torch.dtype
+    ) -> tuple[Tensor, Activations]:
+        """Adds the gated y. Returns the residual and what ``modulated`` makes of it, for the block that follows."""
+        x = x + y * gate
+        return x, self.modulated(x, shift, scale, eps, kind)
+
+    def activated(self, layer: Any, x: Activations, kind: torch.dtype) -> Activations:
+        """GELU (tanh) of what a Linear gives for x."""
+        return as_kind(F.gelu(layer(x), approximate="tanh"), kind)
+
+    def given(self, x: Tensor, kind: torch.dtype) -> Activations:
+        """x as a matrix product takes it."""
+        return as_kind(x, kind)
 
 
 def layer_norm(x: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -70,6 +95,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight.to(x)
+
+
+def as_kind(x: Tensor, kind: torch.dtype) -> Activations:
+    """x in another dtype, float8 with a scale for each row."""
+    return quantise_rows(x) if kind == FLOAT8 else x.to(kind)
 
 
 PYTORCH = Pieces()
@@ -92,7 +122,8 @@ def working(device: torch.device) -> Pieces | None:
 
         pieces = FusedPieces()
         x = torch.ones(2, 16, device=device)
-        right = bool((pieces.gated(x, x.clone(), x[:1].clone()) == 2).all())
+        row = torch.ones(1, 16, device=device)
+        right = bool((pieces.gated(x, x.clone(), row, row, row, 1.0, x.dtype)[0] == 2).all())
     except ImportError:  # PyTorch comes without Triton on some systems
         return None
     except Exception as error:  # whatever compiling may raise: all of it works without, only slower

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import WeightsError
 from ..models.attention import sdpa
 from ..models.dit import CausalWanDiT, DiTConfig
+from ..models.float8 import FLOAT8, Linear8, float8_names, quantise_rows
 from ..models.text import TextEncoder, build_umt5, umt5_config_from_shapes
 from ..models.vae import VAEConfig, WanVAE
 from .checkpoint import Checkpoint
@@ -89,9 +90,10 @@ def fill(
     *,
     device: torch.device | str,
     dtype: torch.dtype,
+    float8: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> None:
-    """Gives every parameter of a module on the meta device its value.
+    """Gives every parameter of a module on the meta device its value. float8: Linears that become Linear8.
 
     Raises WeightsError naming missing, unexpected and misshapen tensors before anything is read, and non-finite ones.
     """
@@ -100,12 +102,32 @@ def fill(
             f"{checkpoint.where} is not the {checkpoint.part} it should be: {'; '.join(found)}. Get the files again, "
             "or check that they belong together"
         )
+    rounded = set(float8)
     for name in [name for name, _ in module.named_parameters()]:
         owner, _, leaf = name.rpartition(".")
-        tensor = checkpoint.read(name, dtype=dtype, device=device)
-        setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
+        if owner in rounded and leaf == "weight":
+            bias = checkpoint.read(f"{owner}.bias", dtype=dtype, device=device)
+            _replace(module, owner, _linear8(checkpoint, name, bias))
+        elif owner not in rounded:
+            tensor = checkpoint.read(name, dtype=dtype, device=device)
+            setattr(module.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
         if progress is not None:
             progress.add(checkpoint.entry(name).nbytes)
+
+
+def _linear8(checkpoint: Checkpoint, name: str, bias: Tensor) -> Linear8:
+    """A weight that is stored in the same float8 is taken as it is, whatever its scale is for."""
+    stored = checkpoint.read_scaled(name)
+    if stored is not None and stored.values.dtype == FLOAT8:
+        scale = stored.scale.reshape(-1, 1).expand(len(stored.values), 1)
+        return Linear8(stored.values.to(bias.device), scale.contiguous().to(bias.device), bias)
+    rows = quantise_rows(checkpoint.read(name, dtype=torch.float32, device=bias.device))
+    return Linear8(rows.values, rows.scale, bias)
+
+
+def _replace(module: nn.Module, name: str, layer: nn.Module) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(owner), leaf, layer)
 
 
 def dit_config(checkpoint: Checkpoint, config: Mapping[str, Any], *, control: str | None = None) -> DiTConfig:
@@ -170,13 +192,16 @@ def load_dit(
     dtype: torch.dtype,
     attention: str,
     control: str | None = None,
+    float8: bool = False,
     progress: Progress | None = None,
 ) -> CausalWanDiT:
-    """The transformer, ready to run."""
+    """The transformer, ready to run. float8: with the blocks' large matrices in float8."""
     checkpoint = layout.transformer.open()
     config = dit_config(checkpoint, layout.transformer.config, control=control)
     dit = CausalWanDiT(config, device="meta", dtype=dtype, attention=sdpa(attention))
-    fill(dit, checkpoint, device=device, dtype=dtype, progress=progress)
+    linears = [name for name, layer in dit.named_modules() if isinstance(layer, nn.Linear)]
+    chosen = float8_names(linears) if float8 else ()
+    fill(dit, checkpoint, device=device, dtype=dtype, float8=chosen, progress=progress)
     return dit.eval()
 
 

@@ -287,7 +287,7 @@ def test_memory_that_runs_out_while_a_cache_grows_leaves_the_session_ready(small
 def test_a_ctrl_c_while_waiting_for_the_decoder_loses_no_frame(small, walks, monkeypatch, with_callback):
     """On a GPU the host waits for the frames when it reads the clock: that is where a Ctrl-C arrives."""
 
-    def interrupted(watch: Stopwatch) -> dict[str, float]:
+    def interrupted(watch: Stopwatch, *names: str) -> dict[str, float]:
         raise KeyboardInterrupt
 
     session = walks.fork("window", 4)
