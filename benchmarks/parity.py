@@ -24,6 +24,7 @@ from lingbot_core.camera import camera_rays
 from lingbot_core.camera.keys import PER_LATENT, walk
 from lingbot_core.camera.pose import relative_steps
 from lingbot_core.engine.noise import SeededNoise
+from lingbot_core.engine.transfer import to_device
 from lingbot_core.models.dit import CausalWanDiT, ChunkContext, CrossKV, DiTConfig
 from lingbot_core.models.kv_cache import KVCache
 from lingbot_core.presets import Preset, get_preset
@@ -86,13 +87,13 @@ class Inputs:
 
     def rays(self, chunk: int) -> Tensor:
         part = self.relative[chunk * CHUNK : (chunk + 1) * CHUNK]
-        return camera_rays(part, self.intrinsics, self.height, self.width).to(self.device)
+        return camera_rays(part, self.intrinsics, self.height, self.width, device=self.device)
 
     def frames(self, chunk: int) -> slice:
         return slice(chunk * CHUNK, (chunk + 1) * CHUNK)
 
     def draw(self, chunk: int, step: int) -> Tensor:
-        return self.noise.draw(chunk, step).to(self.device)
+        return to_device(self.noise.draw(chunk, step), self.device)
 
 
 class OurRun:

@@ -18,6 +18,7 @@ from torch.nn.attention import sdpa_kernel
 
 from lingbot_core.models.attention import PRIORITY
 from lingbot_core.models.dit import DiTConfig
+from lingbot_core.models.vae import VAEConfig
 
 from .random_weights import randomise
 
@@ -56,6 +57,23 @@ def load_reference(folder: Path, config: DiTConfig, device: torch.device) -> nn.
     model.eval().requires_grad_(False)
     randomise(model)
     return model
+
+
+def load_reference_vae(folder: Path, config: VAEConfig, device: torch.device) -> nn.Module:
+    """The reference's VAE, encoder and decoder, float32 and untrained, on ``device``."""
+    _stub_packages(folder)
+    from wan.modules import vae2_1
+
+    model = vae2_1.WanVAE_(
+        dim=config.dim,
+        z_dim=config.z_dim,
+        dim_mult=list(config.dim_mult),
+        num_res_blocks=config.num_res_blocks,
+        attn_scales=[],
+        temperal_downsample=list(config.temporal_downsample),
+        dropout=0.0,
+    )
+    return model.to(device).eval().requires_grad_(False)
 
 
 class ReferenceSession:

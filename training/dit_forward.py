@@ -47,8 +47,12 @@ def rms_norm(norm: RMSNorm, x: Tensor) -> Tensor:
 
 def layer_norm(norm: LayerNorm, x: Tensor) -> Tensor:
     """float32 in, float32 out."""
-    affine = (norm.weight, norm.bias) if norm.affine else (None, None)
-    return F.layer_norm(x, (norm.dim,), *affine, norm.eps)
+    return F.layer_norm(x, (norm.dim,), norm.weight, norm.bias, norm.eps)
+
+
+def plain_norm(x: Tensor, eps: float) -> Tensor:
+    """The same without weights."""
+    return F.layer_norm(x, x.shape[-1:], eps=eps)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -68,7 +72,7 @@ def before_attention(block: Block, x: Tensor, rows: Tensor, cos: Tensor, sin: Te
     """Queries, keys and values [..., S, heads, head_dim]; queries and keys are rotated. x: float32 [..., S, dim]."""
     a = block.self_attn
     shift, scale = rows[..., 0, :], rows[..., 1, :]
-    h = (layer_norm(block.norm1, x) * (1 + scale.unsqueeze(-2)) + shift.unsqueeze(-2)).to(dtype)
+    h = (plain_norm(x, block.eps) * (1 + scale.unsqueeze(-2)) + shift.unsqueeze(-2)).to(dtype)
     split = (a.heads, a.head_dim)
     q = rotate(rms_norm(a.norm_q, linear(a.q, h)).unflatten(-1, split), cos, sin)
     k = rotate(rms_norm(a.norm_k, linear(a.k, h)).unflatten(-1, split), cos, sin)
@@ -95,7 +99,7 @@ def after_attention(
     query = query.view(-1, query.shape[2] * query.shape[3], c.heads, c.head_dim)
     read = attend(query, keys.flatten(0, 1), values.flatten(0, 1))
     x = x + linear(c.o, read.reshape(x.shape))
-    hidden = (layer_norm(block.norm2, x) * (1 + scale2) + shift2).to(dtype)
+    hidden = (plain_norm(x, block.eps) * (1 + scale2) + shift2).to(dtype)
     first, _, second = block.ffn
     return x + linear(second, F.gelu(linear(first, hidden), approximate="tanh")) * gate2
 
@@ -203,7 +207,7 @@ class Teacher:
         """x: float32 [B, n, S, dim]; embedding: [B, n, dim]."""
         head = self.dit.head
         shift, scale = (head.modulation[0] + embedding.unsqueeze(-2)).split(1, dim=-2)
-        return linear(head.head, layer_norm(head.norm, x) * (1 + scale) + shift)
+        return linear(head.head, plain_norm(x, self.dit.config.eps) * (1 + scale) + shift)
 
     def embed_camera(self, rays: Tensor) -> Tensor:
         dit = self.dit

@@ -95,7 +95,9 @@ class Bench:
             torch.manual_seed(0)
             vae = WanVAE(self.vae, device=self.device, dtype=torch.float32)
             randomise(vae.eval().requires_grad_(False))
-            self._vae = self._with_decoder_dtype(vae)
+            wanted = self.options.decoder_dtype
+            vae.decode_in(self.dtype if wanted == "auto" else getattr(torch, wanted))  # auto: as World.load does
+            self._vae = vae
         return World(
             dit=self.dit,
             vae=self._vae,
@@ -106,18 +108,6 @@ class Bench:
             name="random",
             records=can_be_recorded(self.dit),
         )
-
-    def _with_decoder_dtype(self, vae: WanVAE) -> WanVAE:
-        """--decoder-dtype; auto is what World.load takes here: the transformer's, in engines that can choose it."""
-        can_choose = hasattr(vae, "decode_in")
-        auto = self.dtype if can_choose else torch.float32
-        dtype = auto if self.options.decoder_dtype == "auto" else getattr(torch, self.options.decoder_dtype)
-        if can_choose:
-            vae.decode_in(dtype)
-        else:
-            for half in (vae.decoder, vae.conv2):
-                half.to(dtype)
-        return vae
 
     def drop(self) -> None:
         """Lets go of the models."""
@@ -190,7 +180,7 @@ class Bench:
 
     def decoder(self) -> None:
         self.drop()
-        for row in decoder.measure(self.vae, self.height, self.width, self.device):
+        for row in decoder.measure(self.vae, self.height, self.width, self.device, self.options.reference):
             show(what="decoder", **row)
 
     # Whole sessions

@@ -139,7 +139,8 @@ def _own(shape: Shape, device: torch.device, dtype: torch.dtype, *, few: bool) -
     source = torch.randn(frames * (shape.height + 1) * (shape.width + 1), shape.inner, device=device, dtype=dtype)
     weight = torch.randn(shape.outer, t, y, x, shape.inner, device=device, dtype=dtype) * 0.02
     tiles = _tiles(shape, _kernel().Tile)
-    return {tile.name: _way(shape, source, weight, tile) for tile in (tiles[: len(tiles) // 2] if few else tiles)}
+    chosen = tiles[: 1 + len(tiles) // 2] if few else tiles
+    return {tile.name: _way(shape, source, weight, tile) for tile in chosen}
 
 
 def _errors(shape: Shape, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -180,6 +181,25 @@ def _way(shape: Shape, source: Tensor, weight: Tensor, tile: Any) -> Callable[[]
 def _tiles(shape: Shape, tile: Any) -> list[Any]:
     if shape.inner % 32:
         return [tile(128, 128, 0, 16, 4, 8)]
+    several = [
+        tile(128, 64, 32, 32, 3, 8, frames=4),
+        tile(128, 64, 32, 32, 4, 8, frames=2),
+        tile(128, 128, 64, 32, 3, 8, frames=2),
+        tile(64, 64, 32, 32, 3, 4, frames=4),
+        tile(128, 128, 0, 32, 4, 8, frames=2),
+        tile(128, 128, 0, 64, 2, 8, frames=2),
+    ]
+    fit = [
+        tile
+        for tile in several
+        if shape.taps == (3, 3, 3)
+        and shape.frames % tile.frames == 0
+        and shape.outer % (tile.channels + tile.more) == 0
+    ]
+    return fit + _single(shape, tile)
+
+
+def _single(shape: Shape, tile: Any) -> list[Any]:
     if shape.inner == 96:
         return [
             tile(256, 64, 32, 32, 5, 8),
@@ -187,6 +207,8 @@ def _tiles(shape: Shape, tile: Any) -> list[Any]:
             tile(256, 128, 0, 32, 4, 8),
             tile(128, 64, 32, 32, 5, 8),
             tile(256, 64, 32, 32, 3, 8),
+            tile(256, 64, 32, 32, 3, 8, registers=128),
+            tile(256, 64, 32, 32, 4, 8, registers=128),
             tile(128, 128, 0, 32, 4, 4),
             tile(128, 64, 32, 32, 5, 4, described=False, cached=True),
             tile(256, 64, 32, 32, 4, 8, described=False, cached=True),

@@ -29,7 +29,7 @@ def measure(config: DiTConfig, tokens: int, device: torch.device, dtype: torch.d
 
     x, y, shift, scale, gate = rand(tokens, d), rand(tokens, d, kind=dtype), rand(1, d), rand(1, d), rand(1, d)
     camera = rand(tokens, d, kind=dtype), rand(tokens, d, kind=dtype)
-    norm = LayerNorm(d, 1e-6, affine=True, device=device, dtype=dtype)
+    norm = LayerNorm(d, 1e-6, device=device, dtype=dtype)
     weight = rand(d, kind=dtype)
     rope = rope_for_chunk(0, 1, 1, tokens, config.head_dim, device)
     wide = rand(tokens, config.ffn_dim, kind=dtype)

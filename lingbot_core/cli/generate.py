@@ -154,6 +154,9 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--device", type=arguments.device, default="auto", metavar="D", help="auto, cpu, cuda, cuda:N")
     machine.add_argument("--dtype", choices=DTYPE_NAMES, default="auto", help="of the transformer")
     machine.add_argument(
+        "--vae-dtype", choices=DTYPE_NAMES, default="auto", help="of the VAE's decoder; the encoder is float32"
+    )
+    machine.add_argument(
         "--attention", default="auto", metavar="NAME", help="auto, cudnn, flash, efficient or math; used or refused"
     )
 

@@ -141,6 +141,7 @@ class _Recording:
                 preset=args.preset,
                 device=args.device,
                 dtype=args.dtype,
+                vae_dtype=args.vae_dtype,
                 attention=args.attention,
                 progress=bar,
             )

@@ -194,6 +194,7 @@ def machine(world: World) -> dict[str, Any]:
         if device.type == "cuda"
         else platform.processor() or platform.machine(),
         "dtype": str(world.cache_dtype).removeprefix("torch."),
+        "vae_dtype": str(world.vae.decoder_dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
     }
 

@@ -161,6 +161,7 @@ def _load_world(args: argparse.Namespace) -> LoadedHost:
             preset=args.preset,
             device=args.device,
             dtype=args.dtype,
+            vae_dtype=args.vae_dtype,
             attention=args.attention,
             progress=bar,
         )

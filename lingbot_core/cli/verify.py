@@ -128,6 +128,7 @@ def as_generate(args: argparse.Namespace) -> argparse.Namespace:
         "noise": args.noise,
         "device": args.device,
         "dtype": args.dtype,
+        "vae-dtype": args.vae_dtype,
         "attention": args.attention,
     }
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]

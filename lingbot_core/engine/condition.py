@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..models.vae import TEMPORAL_STRIDE, EncoderState, WanVAE
 from .image import PreparedImage
+from .transfer import to_device
 
 MASK_CHANNELS = 4
 
@@ -91,7 +92,7 @@ class ImageCondition:
             size = (3, TEMPORAL_STRIDE, self.height, self.width)
             video = torch.zeros(size, dtype=torch.float32, device=self._device)
         else:
-            video = self.image.pixels.unsqueeze(1).to(self._device)
+            video = to_device(self.image.pixels, self._device).unsqueeze(1)
         latent = self._vae.encode(video, state)
         # Same state, same input: this latent and all that follow are the same tensor for ever.
         steady = len(self._latents) > 1 and state.equals(self._state)

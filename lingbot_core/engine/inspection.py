@@ -233,6 +233,7 @@ def _memory(
             width=width,
             chunks=CHUNKS,
             dtype=torch.bfloat16,
+            vae_dtype=torch.bfloat16,
             text_encoder=text_encoder,
         )
         reports.append(MemoryReport(size, height, width, CHUNKS, _counted(needed)))

@@ -23,7 +23,8 @@ GIB = 2**30
 # Float32 copies of the residual, and tensors of the compute dtype, alive at once in a block's widest moment.
 RESIDUAL_COPIES = 5
 COMPUTE_COPIES = 6
-# Activations of the VAE's widest level (base width, full resolution, four frames) alive at once, workspaces included.
+# Activations of the VAE's widest level (base width, full resolution, four frames) alive at once, workspaces included:
+# one latent through PyTorch's convolutions, which need more beside them than `vae.LATENTS_AT_ONCE` through our kernels.
 DECODE_COPIES = 15
 ENCODE_COPIES = 8
 
@@ -91,7 +92,8 @@ def estimate(
 ) -> MemoryEstimate:
     """Bytes for a picture of height x width and ``chunks`` chunks (which matter only without a window).
 
-    dtype: of the transformer's weights and activations. text_encoder: its bytes on the same device.
+    dtype: of the transformer's weights and activations. vae_dtype: of the VAE's decoder; its encoder is float32.
+    text_encoder: its bytes on the same device.
     whole_noise: the noise of all chunks is drawn at once (noise='reference').
     """
     cache_dtype = cache_dtype or dtype
@@ -106,17 +108,18 @@ def estimate(
         RESIDUAL_COPIES * dit.dim * 4 + max(COMPUTE_COPIES * row, 2 * dit.ffn_dim * dtype.itemsize + 2 * row)
     )
     encoder, decoder = _vae_states(vae, height, width)
-    pixels = TEMPORAL_STRIDE * height * width * vae.dim * vae_dtype.itemsize
-    scale = vae_dtype.itemsize / 4
+    pixels = TEMPORAL_STRIDE * height * width * vae.dim
+    meta = _vae_on_meta(vae)
+    decoding = _parameters(meta.decoder) + _parameters(meta.conv2)
     return MemoryEstimate(
         transformer=_parameters(model) * dtype.itemsize,
-        vae=_parameters(_vae_on_meta(vae)) * vae_dtype.itemsize,
+        vae=decoding * vae_dtype.itemsize + (_parameters(meta) - decoding) * 4,
         kv_cache=branches * frames * shape.frame_bytes(cache_dtype),
         cross=branches * 2 * dit.num_layers * dit.text_len * row,
         camera=2 * dit.num_layers * tokens * row,
         # While it decodes, the state before the chunk is kept beside the new one.
-        vae_states=int((encoder + decoder * (2 + rewind_depth)) * scale),
-        workspace=max(forward, DECODE_COPIES * pixels, ENCODE_COPIES * pixels),
+        vae_states=encoder + decoder * (2 + rewind_depth) * vae_dtype.itemsize // 4,
+        workspace=max(forward, DECODE_COPIES * pixels * vae_dtype.itemsize, ENCODE_COPIES * pixels * 4),
         text_encoder=text_encoder,
         noise=4 * dit.out_dim * past * (height // SPATIAL_STRIDE) * (width // SPATIAL_STRIDE) if whole_noise else 0,
     )

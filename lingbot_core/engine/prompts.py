@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import PromptError
 from ..models.dit import CrossKV
+from .transfer import to_device
 from .world import World
 
 # Prompts that were set but never made a chunk: kept, because controls may name them later, but not for ever.
@@ -75,7 +76,7 @@ class Prompts:
         if self._negative is None:
             if self._negative_states is None:
                 self._negative_states = self._world.encode_text(prompt)
-            self._negative = self._world.dit.encode_prompt(self._negative_states.to(self._world.device))
+            self._negative = self._world.dit.encode_prompt(to_device(self._negative_states, self._world.device))
         return self._negative
 
     def give(self, prompt: str, states: Tensor, *, used: Collection[str]) -> None:
@@ -122,7 +123,7 @@ class Prompts:
             )
         if prompt not in self._states:
             self._states[prompt] = self._world.encode_text(prompt)
-        return self._states[prompt].to(self._world.device)
+        return to_device(self._states[prompt], self._world.device)
 
 
 def _checked(prompt: str, states: Tensor) -> Tensor:

@@ -67,6 +67,7 @@ class World:
         control: str | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
+        vae_dtype: str | torch.dtype = "auto",
         attention: str = "auto",
         cuda_graphs: bool = True,
         progress: Callable[[int, int], None] | None = None,
@@ -79,8 +80,8 @@ class World:
 
         preset: a name, or None for the one the files point to. device: 'auto' takes a CUDA GPU if there is one.
         dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU; 'float8' is auto with the blocks'
-        large matrices in float8 (models/float8.py). The VAE stays float32. cuda_graphs: record them on a GPU once a
-        window is full.
+        large matrices in float8 (models/float8.py). vae_dtype: of the VAE's decoder; its encoder stays float32, so
+        conditions, and with them latents, do not depend on it. cuda_graphs: record them on a GPU once a window is full.
         Raises InputFileError, WeightsError, PresetError, AttentionError.
         """
         layout = find_layout(model, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer)
@@ -89,7 +90,7 @@ class World:
             preset = get_preset(preset)
         chosen = preset or layout.require_preset()
         where = _device(device)
-        kind = _dtype(dtype, where)
+        kind, decoding = _dtype(dtype, where), _dtype(vae_dtype, where)
         bar = Progress(progress, stored_bytes(layout))
         dit = load_dit(
             layout,
@@ -103,6 +104,9 @@ class World:
         if where.type == "cuda":
             dit.join()
         wan_vae = load_vae(layout, device=where, dtype=torch.float32, progress=bar)
+        # Frames are made of a world's latents and are no part of what it is: a saved one goes on in any vae_dtype.
+        mark = fingerprint({"dit": dit, "vae": wan_vae})
+        wan_vae.decode_in(decoding)
         text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind, progress=bar)
         if text is not None and text.dim != dit.config.text_dim:
             raise WeightsError(
@@ -121,6 +125,7 @@ class World:
             lens=lens_of(layout),
             preset_reason="chosen by the user" if preset is not None else layout.preset_reason,
             records=cuda_graphs and can_be_recorded(dit),
+            fingerprint=mark,
         )
 
     @property
@@ -164,6 +169,7 @@ class World:
             chunks=chunks,
             dtype=self.dit.compute_dtype,
             cache_dtype=self.cache_dtype,
+            vae_dtype=self.vae.decoder_dtype,
             rewind_depth=rewind_depth,
             whole_noise=whole_noise,
             text_encoder=0 if self.text is None else sum(p.nbytes for p in self.text.model.parameters()),

@@ -80,19 +80,17 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer norm with float32 statistics, result in the dtype of x. Without affine parameters unless asked for."""
+    """Layer norm with weight and bias and float32 statistics, result in the dtype of x."""
 
-    def __init__(self, dim: int, eps: float, *, affine: bool = False, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, dim: int, eps: float, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
-        self.dim, self.eps, self.affine = dim, eps, affine
-        if affine:
-            self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
-            self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
+        self.dim, self.eps = dim, eps
+        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., dim]."""
-        weight = self.weight.to(x.device, torch.float32) if self.affine else None
-        bias = self.bias.to(x.device, torch.float32) if self.affine else None
+        weight, bias = (t.to(x.device, torch.float32) for t in (self.weight, self.bias))
         return layer_norm(x, self.eps, weight, bias)
 
 
@@ -205,7 +203,7 @@ class Block(nn.Module):
         dim = config.dim
         self.compute_dtype, self.eps = compute_dtype, config.eps
         self.self_attn = SelfAttention(config, operations, factory)
-        self.norm3 = LayerNorm(dim, config.eps, affine=True, **factory)
+        self.norm3 = LayerNorm(dim, config.eps, **factory)
         self.cross_attn = CrossAttention(config, operations, factory)
         self.ffn = nn.Sequential(
             operations.Linear(dim, config.ffn_dim, **factory),
@@ -220,8 +218,10 @@ class Block(nn.Module):
 
     def camera(self, embedding: Tensor) -> tuple[Tensor, Tensor]:
         """embedding: [tokens, dim]. Returns (1 + scale, shift) of this block; the sum is rounded as in the source."""
-        hidden = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(embedding))) + embedding
-        return 1.0 + self.cam_scale_layer(hidden), self.cam_shift_layer(hidden)
+        # In place where nobody asks for gradients: these are as large as everything else of a chunk together.
+        inner = F.silu(self.cam_injector_layer1(embedding), inplace=not torch.is_grad_enabled())
+        hidden = self.cam_injector_layer2(inner).add_(embedding)
+        return self.cam_scale_layer(hidden).add_(1.0), self.cam_shift_layer(hidden)
 
     def begin(self, x: Tensor, rows: Tensor, pieces: Pieces) -> Activations:
         """What the first block's self-attention reads. x: [tokens, dim] embedded latents; rows: float32 [6, dim]."""

@@ -19,7 +19,7 @@ from ..errors import WeightsError
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
-SMALLEST_SCALE = 1e-12
+SMALLEST = 1e-12  # of the largest value of a row: rows of zeros have no scale
 OLDEST = (8, 9)
 """Compute capability from which on the hardware multiplies float8."""
 
@@ -50,8 +50,8 @@ Activations = Tensor | Rows8
 def quantise_rows(x: Tensor) -> Rows8:
     """x: [rows, n] of any float dtype. The largest value of each row becomes the largest of float8."""
     wide = x.float()
-    scale = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST_SCALE) / LARGEST
-    return Rows8((wide / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale)
+    largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
+    return Rows8((wide * (LARGEST / largest)).clamp(-LARGEST, LARGEST).to(FLOAT8), largest / LARGEST)
 
 
 class Linear8(nn.Module):

@@ -14,22 +14,22 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from .float8 import FLOAT8, LARGEST, SMALLEST_SCALE, Activations, Rows8
+from .float8 import FLOAT8, LARGEST, SMALLEST, Activations, Rows8
 from .kv_cache import KVCache
 from .pieces import Pieces
 from .rope import Rope
 
 _LARGEST: Any = tl.constexpr(LARGEST)
-_SMALLEST: Any = tl.constexpr(SMALLEST_SCALE)
+_SMALLEST: Any = tl.constexpr(SMALLEST)
 
 
 @triton.jit
 def _store(value, out_ptr, out_scale_ptr, row, start, column, inside, rows8: tl.constexpr):
     """A row of float32 in the dtype of out; in float8 with its scale."""
     if rows8:
-        scale = tl.maximum(tl.max(tl.abs(value), 0), _SMALLEST) / _LARGEST
-        tl.store(out_scale_ptr + row, scale)
-        value = tl.clamp(value / scale, -_LARGEST, _LARGEST)
+        largest = tl.maximum(tl.max(tl.abs(value), 0), _SMALLEST)
+        tl.store(out_scale_ptr + row, largest / _LARGEST)
+        value = tl.clamp(value * (_LARGEST / largest), -_LARGEST, _LARGEST)
     tl.store(out_ptr + start + column, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import CacheError, ImageError, LengthError, LingBotError, WeightsError
 from .vae_blocks import Downsample, ResidualBlock, Tape, Upsample, head, middle, through
+from .vae_planes import PlanePieces, decoded, pieces_for
 
 # Per-channel statistics of the latents, published with Wan 2.1.
 LATENT_MEAN = (
@@ -34,6 +35,10 @@ SPATIAL_STRIDE = 8
 # Latents a fresh decoder must be fed until its state, and every later frame, is that of a decoder which saw all of the
 # past: `VAEConfig().decoder_span`.
 DECODER_SPAN = 38
+
+
+# Latents that a GPU decodes together where it can; memory.DECODE_COPIES has room for so many.
+LATENTS_AT_ONCE = 4
 
 
 def frames_for(latents: int, *, first: bool) -> int:
@@ -233,7 +238,13 @@ class WanVAE(nn.Module):
     wherever its parameters are, and a host that keeps them elsewhere until they are needed says where instead. The
     dtype is that of the parameters of encoder and decoder, which may differ. Latents are normalised in float32 with
     `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
+
+    latents_at_once: how many a decoder of 16 bits on a GPU decodes together; fewer take less memory and more time.
+    pieces: what `decode` uses there: "auto" for the kernels that fit the device, None for the plain modules.
     """
+
+    latents_at_once = LATENTS_AT_ONCE
+    pieces: PlanePieces | Literal["auto"] | None = "auto"
 
     def __init__(
         self,
@@ -299,8 +310,9 @@ class WanVAE(nn.Module):
         """Decodes a clip, or continues one.
 
         latents: normalised [16, t, h, w]. Returns float32 [3, T, 8h, 8w] clamped to [-1, 1]; T = `frames_for` (t,
-        first = no state or a fresh one). Clips cut into pieces give bitwise what one call gives. ``state`` moves on
-        only when the call succeeds, so a failed or cancelled decode can simply be repeated.
+        first = no state or a fresh one). Clips cut into pieces give bitwise what one call gives, in float32 on a CPU
+        and with our kernels on a GPU. ``state`` moves on only when the call succeeds, so a failed or cancelled decode
+        can simply be repeated.
         Raises LingBotError (shape), LengthError (t = 0), CacheError (a state of another kind or size).
         """
         if latents.ndim != 4 or latents.shape[0] != self.config.z_dim or not latents.is_floating_point():
@@ -313,14 +325,58 @@ class WanVAE(nn.Module):
 
         mean, std = self._statistics()
         where = self._where(self.decoder)
-        frames = []
-        for latent in latents.unsqueeze(0).split(1, dim=2):
-            raw = latent.to(device=where["device"], dtype=torch.float32) * std + mean
-            group = _advance(self.decoder, self.conv2(raw.to(where["dtype"])), work)
-            frames.append(group.float().clamp(-1.0, 1.0))
-        result = torch.cat(frames, dim=2)[0]
+        raw = (latents.unsqueeze(0).to(device=where["device"], dtype=torch.float32) * std + mean).to(where["dtype"])
+        pieces = self._pieces(where["device"])
+        if pieces is None:
+            frames = []
+            for latent in raw.split(1, dim=2):
+                frames.append(_advance(self.decoder, self.conv2(latent), work).float().clamp(-1.0, 1.0))
+            result = torch.cat(frames, dim=2)[0]
+        else:
+            result = self._decode_planes(pieces, raw, work)
         if state is not None:
             state._become(work)
+        return result
+
+    @property
+    def decoder_dtype(self) -> torch.dtype:
+        """What `decode` computes in."""
+        return next(self.decoder.parameters()).dtype
+
+    def decode_in(self, dtype: torch.dtype) -> None:
+        """Casts what `decode` uses, and nothing of the encoder. On a GPU 16 bits are laid out as our kernels read them.
+
+        Not for a VAE whose parameters a host keeps: they are replaced.
+        """
+        for part in (self.conv2, self.decoder):
+            part.to(dtype)
+            if dtype == torch.float32 or next(part.parameters()).device.type != "cuda":
+                continue
+            for module in part.modules():
+                if isinstance(module, nn.Conv2d | nn.Conv3d):
+                    flat = module.weight.ndim == 4
+                    layout = torch.channels_last if flat else torch.channels_last_3d
+                    module.weight.data = module.weight.data.contiguous(memory_format=layout)
+
+    def _pieces(self, device: torch.device) -> PlanePieces | None:
+        if self.pieces == "auto":
+            return pieces_for((self.conv2, *self.decoder.modules()), device)
+        return self.pieces
+
+    def _decode_planes(self, pieces: PlanePieces, raw: Tensor, work: DecoderState) -> Tensor:
+        """The rest of `decode`, several latents at once; the first of a clip stays alone, for it gives one frame."""
+        count, height, width = raw.shape[2:]
+        total = frames_for(count, first=work.latents == 0)
+        result = raw.new_empty(3, total, SPATIAL_STRIDE * height, SPATIAL_STRIDE * width, dtype=torch.float32)
+        begin = shown = 0
+        while begin < count:
+            end = min(count, begin + (self.latents_at_once if work.latents else 1))
+            until = shown + frames_for(end - begin, first=work.latents == 0)
+            tape = Tape(work.slots)
+            decoded(self.decoder, self.conv2, raw[:, :, begin:end], tape, pieces, result[:, shown:until])
+            work.slots = tape.slots
+            work.latents += end - begin
+            begin, shown = end, until
         return result
 
     def _where(self, half: Encoder | Decoder) -> dict[str, Any]:

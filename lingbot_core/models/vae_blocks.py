@@ -19,25 +19,33 @@ class Tape:
         self._old: Iterator[Tensor | None] = iter(slots) if slots else itertools.repeat(None)
         self._new: list[Tensor | None] = []
 
+    def take(self) -> Tensor | None:
+        """This slot's cache."""
+        return next(self._old)
+
+    def put(self, cache: Tensor | None) -> None:
+        """Records the new cache of the slot that was taken last."""
+        self._new.append(cache)
+
     def exchange(self, x: Tensor, keep: int) -> Tensor | None:
         """Returns this slot's cache and records the last ``keep`` frames of [cache or zeros, x] as the new one."""
-        past = next(self._old)
+        past = self.take()
         kept = x[:, :, -keep:]
         if kept.shape[2] < keep:
             missing = keep - kept.shape[2]
             before = (
                 torch.zeros_like(x[:, :, :1]).expand(-1, -1, missing, -1, -1) if past is None else past[:, :, -missing:]
             )
-            self._new.append(torch.cat((before, kept), dim=2))
+            self.put(torch.cat((before, kept), dim=2))
         else:
             # A view would keep the whole activation alive.
-            self._new.append(kept.clone(memory_format=torch.contiguous_format))
+            self.put(kept.clone(memory_format=torch.contiguous_format))
         return past
 
     def skip(self) -> None:
         """Leaves this slot empty."""
-        next(self._old)
-        self._new.append(None)
+        self.take()
+        self.put(None)
 
     @property
     def slots(self) -> tuple[Tensor | None, ...]:

@@ -6,20 +6,21 @@ matrix at another row: no border is ever asked for. The weights' own memory, cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .vae_planes import PLAIN, SPACE, TIME
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # Triton before 3.4
     TensorDescriptor = None
-
-PLAIN, TIME, SPACE = 0, 1, 2
-"""Where results go: to their own place; channels become pairs of frames; channels become squares of four pixels."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Tile:
     """What one program computes: ``rows`` positions times ``channels`` + ``more``, ``depth`` summands at a time.
 
     more: a second, narrower strip of channels, for widths that are no power of two. described: the hardware's own
-    copying of tiles (TMA) instead of pointers; cached: pointers go through the first-level cache.
+    copying of tiles (TMA) instead of pointers; cached: pointers go through the first-level cache. frames: 2 or 4 where
+    one program takes as many neighbouring ones, which only a described 3 x 3 x 3 convolution can. registers: at most
+    so many of each thread.
     """
 
     rows: int = 128
@@ -38,16 +41,50 @@ class Tile:
     warps: int = 8
     described: bool = True
     cached: bool = False
+    frames: int = 1
+    registers: int | None = None
 
     @property
     def name(self) -> str:
         """Short and readable, for tables of measurements."""
         strips = f"{self.channels}+{self.more}" if self.more else str(self.channels)
         kind = ("tma" if self.described else "ptr") + ("-ca" if self.cached else "")
-        return f"{kind} {self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}"
+        many = f"{self.frames}*" if self.frames > 1 else ""
+        limit = f" r{self.registers}" if self.registers else ""
+        return f"{kind} {many}{self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}{limit}"
 
 
-@triton.jit
+def tiles_for(device: torch.device) -> Callable[[int, int], Tile]:
+    """The tile for a convolution from so many channels to so many, on this device."""
+    described = TensorDescriptor is not None
+    if device.type == "cuda":
+        # What data-centre cards from Hopper on have: the copying engine and 227 KiB for a program's tiles.
+        newest = torch.cuda.get_device_capability(device)[0] >= 9
+        described = described and newest and _shared_memory(device) >= 200 * 1024
+
+    def tile(inner: int, outer: int) -> Tile:
+        depth = next(size for size in (64, 32, 16) if inner % size == 0)
+        channels, more = next(
+            strip for strip in ((128, 0), (128, 64), (64, 32), (64, 0), (32, 0), (16, 0)) if outer % sum(strip) == 0
+        )
+        if not described:
+            return Tile(128, channels, more, min(depth, 32), 3, 8, described=False)
+        # Measured on an H200 (benchmarks/chunk/convolutions.py).
+        if channels + more == 192:
+            return Tile(128, channels, more, depth, 4, 8)
+        # Two programs share a core where they are small enough: one computes while the other begins or ends.
+        return Tile(256, channels, more, depth, 3, 8, registers=128 if depth < 64 and channels < 128 else None)
+
+    return tile
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+@triton.jit(do_not_specialize=["rows", "rows_before", "height", "width"])
 def _convolve(
     x_ptr, w_ptr, w_more_ptr, bias_ptr, add_ptr, out_ptr, rows, rows_before, height, width,
     inner: tl.constexpr, outer: tl.constexpr, taps_t: tl.constexpr, taps_y: tl.constexpr, taps_x: tl.constexpr,
@@ -74,9 +111,13 @@ def _convolve(
     steps: tl.constexpr = taps_t * taps_y * taps_x * chunks
     row = tl.arange(0, block_m)
     depth = tl.arange(0, block_k)
-    acc = tl.zeros((block_m, block_n), dtype=tl.float32)
+    n = column - which * outer
+    if place == 1:
+        bias_ptr += which * outer
+    add_ptr += first.to(tl.int64) * outer
+    acc = _begin(bias_ptr, add_ptr, row, rows - first, n, outer, block_m, block_n, biased, add)
     if more:
-        acc_more = tl.zeros((block_m, more), dtype=tl.float32)
+        acc_more = _begin(bias_ptr, add_ptr, row, rows - first, n + block_n, outer, block_m, more, biased, add)
     if not tma:
         start = x_ptr + first.to(tl.int64) * inner
         strip = column + tl.arange(0, block_n)
@@ -110,34 +151,129 @@ def _convolve(
     x = m % pitch
     real = (y < height) & (x < width)  # the rest of a plane is zeros
     written = m < rows
-    to = m.to(tl.int64)
+    # One wide number for all, narrow ones for each: wide ones for each would take registers from everything above.
+    origin = first.to(tl.int64)
+    to = row
     if place == 1:
-        to += (frame + which).to(tl.int64) * plane
+        origin += (first // plane + which).to(tl.int64) * plane
+        to += (frame - first // plane) * plane
     if place == 2:
         written = written & real
-        line = frame.to(tl.int64) * (2 * height + 1) + 2 * y + which // 2
-        to = line * (2 * width + 1) + 2 * x + which % 2
-    n = column - which * outer
-    _finish(acc, bias_ptr, add_ptr, out_ptr, to, written, real, n, outer, block_n, biased, add)
+        line = (first // plane) * (2 * height + 1) + 2 * (first % plane // pitch)
+        origin = line.to(tl.int64) * (2 * width + 1)
+        to = (frame * (2 * height + 1) + 2 * y + which // 2 - line) * (2 * width + 1) + 2 * x + which % 2
+    out_ptr += origin * outer
+    _finish(acc, out_ptr, to, written, real, n, outer, block_n)
     if more:
-        _finish(acc_more, bias_ptr, add_ptr, out_ptr, to, written, real, n + block_n, outer, more, biased, add)
+        _finish(acc_more, out_ptr, to, written, real, n + block_n, outer, more)
+
+
+@triton.jit(do_not_specialize=["frames", "height", "width"])
+def _convolve_frames(
+    x_ptr, w_ptr, w_more_ptr, bias_ptr, add_ptr, out_ptr, frames, height, width,
+    inner: tl.constexpr, outer: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, more: tl.constexpr,
+    block_k: tl.constexpr, strips: tl.constexpr, four: tl.constexpr, biased: tl.constexpr, add: tl.constexpr,
+    stages: tl.constexpr,
+):  # fmt: skip
+    """`_convolve` for 3 x 3 x 3 taps and two frames at a time, or four.
+
+    Neighbouring frames share what they read: four frames of the past and these two make six products. Memory between
+    the second-level cache and the cores is what bounds `_convolve`.
+    """
+    program = tl.program_id(0)
+    pitch = width + 1
+    plane = pitch * (height + 1)
+    column = (program % strips) * (block_n + more)
+    blocks = tl.cdiv(plane, block_m)
+    position = (program // strips) % blocks * block_m
+    first = (program // strips) // blocks * (4 if four else 2)
+    start = first * plane + position
+    chunks: tl.constexpr = inner // block_k
+    turn: tl.constexpr = 9 * inner  # from one tap in time to the next
+    row0 = tl.arange(0, block_m)
+    rows = plane - position
+    step_out = plane.to(tl.int64) * outer
+    add_ptr += (first * plane + position).to(tl.int64) * outer
+    acc0 = _begin(bias_ptr, add_ptr, row0, rows, column, outer, block_m, block_n, biased, add)
+    acc1 = _begin(bias_ptr, add_ptr + step_out, row0, rows, column, outer, block_m, block_n, biased, add)
+    if four:
+        acc2 = _begin(bias_ptr, add_ptr + 2 * step_out, row0, rows, column, outer, block_m, block_n, biased, add)
+        acc3 = _begin(bias_ptr, add_ptr + 3 * step_out, row0, rows, column, outer, block_m, block_n, biased, add)
+    if more:
+        beside = column + block_n
+        more0 = _begin(bias_ptr, add_ptr, row0, rows, beside, outer, block_m, more, biased, add)
+        more1 = _begin(bias_ptr, add_ptr + step_out, row0, rows, beside, outer, block_m, more, biased, add)
+        if four:
+            more2 = _begin(bias_ptr, add_ptr + 2 * step_out, row0, rows, beside, outer, block_m, more, biased, add)
+            more3 = _begin(bias_ptr, add_ptr + 3 * step_out, row0, rows, beside, outer, block_m, more, biased, add)
+    for step in tl.range(0, 9 * chunks, num_stages=stages):
+        tap = step // chunks
+        k = (step % chunks) * block_k
+        row = start + (tap // 3 - 1) * pitch + tap % 3 - 1
+        at = tap * inner + k
+        a0 = x_ptr.load([row, k])
+        a1 = x_ptr.load([row + plane, k])
+        a2 = x_ptr.load([row + 2 * plane, k])
+        a3 = x_ptr.load([row + 3 * plane, k])
+        b0 = w_ptr.load([column, at]).T
+        b1 = w_ptr.load([column, at + turn]).T
+        b2 = w_ptr.load([column, at + 2 * turn]).T
+        acc0 = tl.dot(a2, b2, tl.dot(a1, b1, tl.dot(a0, b0, acc0)))
+        acc1 = tl.dot(a3, b2, tl.dot(a2, b1, tl.dot(a1, b0, acc1)))
+        if four:
+            a4 = x_ptr.load([row + 4 * plane, k])
+            a5 = x_ptr.load([row + 5 * plane, k])
+            acc2 = tl.dot(a4, b2, tl.dot(a3, b1, tl.dot(a2, b0, acc2)))
+            acc3 = tl.dot(a5, b2, tl.dot(a4, b1, tl.dot(a3, b0, acc3)))
+        if more:
+            c0 = w_more_ptr.load([column + block_n, at]).T
+            c1 = w_more_ptr.load([column + block_n, at + turn]).T
+            c2 = w_more_ptr.load([column + block_n, at + 2 * turn]).T
+            more0 = tl.dot(a2, c2, tl.dot(a1, c1, tl.dot(a0, c0, more0)))
+            more1 = tl.dot(a3, c2, tl.dot(a2, c1, tl.dot(a1, c0, more1)))
+            if four:
+                more2 = tl.dot(a4, c2, tl.dot(a3, c1, tl.dot(a2, c0, more2)))
+                more3 = tl.dot(a5, c2, tl.dot(a4, c1, tl.dot(a3, c0, more3)))
+    p = position + row0
+    real = (p // pitch < height) & (p % pitch < width)
+    inside = p < plane
+    out_ptr += (first * plane + position).to(tl.int64) * outer
+    _finish(acc0, out_ptr, row0, inside, real, column, outer, block_n)
+    _finish(acc1, out_ptr + step_out, row0, inside, real, column, outer, block_n)
+    if four:
+        _finish(acc2, out_ptr + 2 * step_out, row0, inside, real, column, outer, block_n)
+        _finish(acc3, out_ptr + 3 * step_out, row0, inside, real, column, outer, block_n)
+    if more:
+        _finish(more0, out_ptr, row0, inside, real, column + block_n, outer, more)
+        _finish(more1, out_ptr + step_out, row0, inside, real, column + block_n, outer, more)
+        if four:
+            _finish(more2, out_ptr + 2 * step_out, row0, inside, real, column + block_n, outer, more)
+            _finish(more3, out_ptr + 3 * step_out, row0, inside, real, column + block_n, outer, more)
 
 
 @triton.jit
-def _finish(
-    acc, bias_ptr, add_ptr, out_ptr, to, written, real, column,
-    outer: tl.constexpr, block_n: tl.constexpr, biased: tl.constexpr, add: tl.constexpr,
+def _begin(
+    bias_ptr, add_ptr, row, rows, column,
+    outer: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, biased: tl.constexpr, add: tl.constexpr,
 ):  # fmt: skip
-    """Bias and sum in float32, one rounding, zeros where a plane has them, and out."""
+    """What the products are added to: bias and ``add``."""
     n = column + tl.arange(0, block_n)
-    inside = written[:, None] & (n[None, :] < outer)
-    place = to[:, None] * outer + n[None, :]
+    acc = tl.zeros((block_m, block_n), dtype=tl.float32)
+    if add:
+        inside = (row[:, None] < rows) & (n[None, :] < outer)
+        acc += tl.load(add_ptr + row[:, None] * outer + n[None, :], mask=inside, other=0.0).to(tl.float32)
     if biased:
         acc += tl.load(bias_ptr + n, mask=n < outer, other=0.0).to(tl.float32)[None, :]
-    if add:
-        acc += tl.load(add_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _finish(acc, out_ptr, to, written, real, column, outer: tl.constexpr, block_n: tl.constexpr):
+    """One rounding, zeros where a plane has them, and out."""
+    n = column + tl.arange(0, block_n)
     acc = tl.where(real[:, None], acc, 0.0)
-    tl.store(out_ptr + place, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    inside = written[:, None] & (n[None, :] < outer)
+    tl.store(out_ptr + to[:, None] * outer + n[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def convolve(
@@ -178,12 +314,23 @@ def convolve(
         kernel = TensorDescriptor.from_tensor(matrix, [tile.channels, tile.depth])
         if tile.more:
             kernel_more = TensorDescriptor.from_tensor(matrix, [tile.more, tile.depth])
+    given = (source, kernel, kernel_more, out if bias is None else bias, out if add is None else add, out)
+    if tile.frames > 1:
+        plane = (height + 1) * (width + 1)
+        if place != PLAIN or taps != (3, 3, 3) or rows // plane % tile.frames:
+            raise ValueError(f"{tile.frames} frames at a time do not suit {rows // plane} frames and {taps} taps")
+        _convolve_frames[(triton.cdiv(plane, tile.rows) * (rows // plane // tile.frames) * strips,)](
+            *given, rows // plane, height, width,
+            inner=inner, outer=outer, block_m=tile.rows, block_n=tile.channels, more=tile.more, block_k=tile.depth,
+            strips=strips, four=tile.frames == 4, biased=bias is not None, add=add is not None, stages=tile.stages,
+            num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
+        )  # fmt: skip
+        return out
     _convolve[(triton.cdiv(rows, tile.rows) * strips,)](
-        source, kernel, kernel_more, out if bias is None else bias, out if add is None else add, out,
-        rows, x.shape[0], height, width,
+        *given, rows, x.shape[0], height, width,
         inner=inner, outer=outer, taps_t=taps[0], taps_y=taps[1], taps_x=taps[2],
         block_m=tile.rows, block_n=tile.channels, more=tile.more, block_k=tile.depth, strips=strips, place=place,
         tma=tile.described, cache=".ca" if tile.cached else "", biased=bias is not None, add=add is not None,
-        stages=tile.stages, num_warps=tile.warps, num_stages=tile.stages,
+        stages=tile.stages, num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return out

@@ -39,12 +39,12 @@ def close(got: Activations, expected: Activations) -> None:
         assert got.scale.shape == expected.scale.shape
         assert ((got.scale / expected.scale - 1).abs() < 2e-2).all()
         # Neighbours in float8 are 1/8 apart. Triton's interpreter halves a number that rounds up to a power of two.
+        assert INTERPRETED or (got.values.view(torch.uint8) != expected.values.view(torch.uint8)).float().mean() < 0.01
         got, expected = got.wide(), expected.wide()
         apart = (got - expected).abs() > 0.13 * expected.abs() + 0.01 * expected.abs().amax(1, keepdim=True)
         if INTERPRETED:
             apart &= (2 * got - expected).abs() > 0.02 * expected.abs()
         assert not apart.any()
-        assert INTERPRETED or (got != expected).float().mean() < 0.01
         return
     assert isinstance(got, Tensor)
     assert got.dtype == expected.dtype
@@ -70,7 +70,7 @@ def test_residual_pieces(fused, size, first, dtype, kind):
     y = rand(tokens, dim, dtype=dtype, seed=1)
     shift, scale, gate = (rand(1, dim, seed=2 + i) for i in range(3))
     modulation = 1 + rand(tokens, dim, dtype=dtype, seed=6), rand(tokens, dim, dtype=dtype, seed=7)
-    norm = LayerNorm(dim, EPS, affine=True, device=DEVICE, dtype=dtype)
+    norm = LayerNorm(dim, EPS, device=DEVICE, dtype=dtype)
     norm.weight.data, norm.bias.data = rand(dim, dtype=dtype, seed=8), rand(dim, dtype=dtype, seed=9)
     row = (shift, scale, EPS)
 
@@ -136,9 +136,10 @@ def test_activation(fused, dtype, kind):
     taken = FLOAT8 if kind == "float8" else dtype
     with torch.no_grad():
         got, expected = fused.activated(layer, x, taken), PYTORCH.activated(layer, x, taken)
-    if isinstance(expected, Tensor) and dtype == torch.float32:  # cuBLAS has its own tanh
+    if isinstance(expected, Tensor):
+        # On a GPU the product's own last step does it: with another tanh, and before the sum is rounded.
         assert isinstance(got, Tensor)
-        assert torch.allclose(got, expected, rtol=1e-3, atol=1e-3)
+        assert torch.allclose(got.float(), expected.float(), rtol=2**-6, atol=2e-3)
         return
     close(got, expected)
 

@@ -79,7 +79,7 @@ def test_the_text_names_everything_a_user_has_to_decide(full_size, inspect):
         "Apache-2.0",
         "loads         yes",
         "memory 480p",
-        "weights 45.6 GiB",
+        "weights 45.5 GiB",
     ):
         assert wanted in text
     assert max(map(len, text.splitlines())) <= 110 or str(full_size) in text
