@@ -95,8 +95,8 @@ class Bench:
             torch.manual_seed(0)
             vae = WanVAE(self.vae, device=self.device, dtype=torch.float32)
             randomise(vae.eval().requires_grad_(False))
-            for half in (vae.decoder, vae.conv2):
-                half.to(getattr(torch, self.options.decoder_dtype))
+            wanted = self.options.decoder_dtype
+            vae.decode_in(self.dtype if wanted == "auto" else getattr(torch, wanted))  # auto: as World.load does
             self._vae = vae
         return World(
             dit=self.dit,
@@ -187,8 +187,9 @@ class Bench:
 
     def steady(self) -> None:
         """A long walk; see steady.py."""
+        world = self.world
         made = steady.measure(
-            self.world,
+            world,
             steady.windowed(),
             self.height,
             self.width,
@@ -197,17 +198,20 @@ class Bench:
             seconds=self.options.steady_seconds,
             sleep=not self.options.spin,
         )
-        show(what="steady", **self.about, **made)
+        show(what="steady", **self.about(world), **made)
         if "failed" in made:
             raise RuntimeError(made["failed"])
 
     def boundary(self) -> None:
         """To the first new frame."""
-        show(what="boundary", **self.about, **boundary.measure(self.world, steady.windowed(), self.height, self.width))
+        world = self.world
+        found = boundary.measure(world, steady.windowed(), self.height, self.width)
+        show(what="boundary", **self.about(world), **found)
 
     def stream(self) -> None:
         """Frames per second into a file."""
-        show(what="stream", **self.about, **stream.measure(self.world, steady.windowed(), self.height, self.width))
+        world = self.world
+        show(what="stream", **self.about(world), **stream.measure(world, steady.windowed(), self.height, self.width))
 
     def big(self) -> None:
         """720p, and 129 frames."""
@@ -215,8 +219,9 @@ class Bench:
         sizes = {"720p": (*large, 3), "129 frames": (self.height, self.width, 11)}
         if self.options.tiny:
             sizes = {"720p": (2 * self.height, 2 * self.width, 3), "129 frames": (self.height, self.width, 11)}
-        for row in big.measure(self.world, self.preset, sizes):
-            show(what="big", **self.about, **row)
+        world = self.world
+        for row in big.measure(world, self.preset, sizes):
+            show(what="big", **self.about(world), **row)
 
     def memory(self) -> None:
         """Peaks by length: first all walks of the transformer, while there is no VAE."""
@@ -224,15 +229,16 @@ class Bench:
         lengths = (2, 3, 7)
         alone = [memory.alone(self.dit, self.preset, self.height, self.width, count) for count in lengths]
         for count, found in zip(lengths, alone, strict=True):
-            whole = memory.with_decode(self.world, self.preset, self.height, self.width, count)
-            show(what="memory", **self.about, **memory.row(self.preset, count, found, whole))
+            world = self.world
+            whole = memory.with_decode(world, self.preset, self.height, self.width, count)
+            show(what="memory", **self.about(world), **memory.row(self.preset, count, found, whole))
 
     def options_(self) -> None:
         """Cheaper recipes: of random weights by time, of the embedded model by their pictures."""
         for scene in self.scenes():
             exact = scene.world.preset
             for row in options.measure(scene, exact, self.options.chunks):
-                show(what="options", **self.about, **row)
+                show(what="options", **self.about(scene.world), **row)
 
     def fp8(self) -> None:
         """Quality and gain of float8 linears; models that were converted are dropped."""
@@ -274,12 +280,11 @@ class Bench:
             made.append(scene)
         return made
 
-    @property
-    def about(self) -> dict[str, Any]:
+    def about(self, world: World) -> dict[str, Any]:
         """What rows of whole sessions say of the models."""
         return {
-            "linears": "float8" if self.options.float8 else str(self.dtype).removeprefix("torch."),
-            "decoder": self.options.decoder_dtype,
+            "linears": "float8" if self.options.float8 else _name(self.dtype),
+            "decoder": _name(next(world.vae.decoder.parameters()).dtype),
         }
 
 
@@ -295,7 +300,7 @@ def run(arguments: Sequence[str] | None = None) -> bool:
     add("--json", action="store_true", help="one JSON object per line (always so)")
     add("--float8", action="store_true", help="all parts run with float8 linears")
     add("--fp8-exclude", type=_names, default=(), metavar="NAME,..", help="given to the engine's use_float8")
-    add("--decoder-dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of whole sessions")
+    add("--decoder-dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto", help="of whole sessions")
     add("--steady-chunks", type=int, default=200, metavar="N", help="of the part steady")
     add("--steady-seconds", type=float, default=340.0, metavar="S", help="after which it ends with what it has")
     add("--no-decode", action="store_true", help="the part steady makes no frames")
@@ -323,6 +328,10 @@ def run(arguments: Sequence[str] | None = None) -> bool:
             show(what=name, failed=f"{type(error).__name__}: {error}"[:300])
             well = False
     return well
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from lingbot_core.engine.chunk import Chunk
 from lingbot_core.engine.image import frames_to_uint8
 from lingbot_core.engine.world import World
+from lingbot_core.models.graphs import RecordedDiT
 from lingbot_core.models.vae import DecoderState
 from lingbot_core.presets import Preset
 
@@ -23,9 +25,9 @@ from .worlds import chunks_to_fill, controls, picture, skip, start, tidy
 def measure(world: World, preset: Preset, height: int, width: int, runs: int = 4) -> dict[str, Any]:
     """Milliseconds from the call of ``advance``, with the device idle, until ``on_frames`` has the frames as uint8.
 
-    Beside it what cannot be left out, measured alone: so many forwards in a full window (eager, outside of a session,
-    whose own way of running them may be faster), the decode of a steady chunk, and the copy of its frames. ``ratio`` is
-    of the first to forwards and decode; ``ratio_to_stages`` to the session's own denoise and decode in those chunks.
+    Beside it what cannot be left out, measured alone: so many forwards in a full window, as a graph where sessions of
+    this world record them, the decode of a steady chunk, and the copy of its frames. ``ratio`` is of the first to
+    forwards and decode; ``ratio_to_stages`` to the session's own denoise and decode, which a commit beside it slows.
     """
     tidy(world.device)
     session = start(world, picture(height, width), preset)
@@ -47,7 +49,9 @@ def measure(world: World, preset: Preset, height: int, width: int, runs: int = 4
     session.close()
     first = statistics.median(firsts)
     medians = {name: statistics.median(stage[name] for stage in stages) for name in stages[0]}
-    forward, (decode, copy) = forward_alone(world, preset, height, width), decode_alone(world, latents)
+    eager, graph = forward_alone(world, preset, height, width)
+    decode, copy = decode_alone(world, latents)
+    forward = eager if graph is None else graph
     alone = preset.steps * forward + decode
     return {
         "window": preset.window,
@@ -56,6 +60,7 @@ def measure(world: World, preset: Preset, height: int, width: int, runs: int = 4
         "whole_chunk_ms": round(statistics.median(wholes), 2),
         "alone": {
             "forward_ms": round(forward, 2),
+            "eager_forward_ms": round(eager, 2),
             "decode_ms": round(decode, 2),
             "to_host_ms": round(copy, 2),
             "forwards_and_decode_ms": round(alone, 2),
@@ -85,8 +90,8 @@ class _FirstFrame:
 
 
 @torch.inference_mode()
-def forward_alone(world: World, preset: Preset, height: int, width: int) -> float:
-    """Milliseconds of one forward of a chunk with the whole window before it."""
+def forward_alone(world: World, preset: Preset, height: int, width: int) -> tuple[float, float | None]:
+    """Milliseconds of one forward of a chunk with the whole window before it; and as a graph, where there are any."""
     count = chunks_to_fill(preset) + 1
     inputs = Inputs(world.dit.config, count, height, width, world.device)
     assert preset.chunk == CHUNK
@@ -96,7 +101,15 @@ def forward_alone(world: World, preset: Preset, height: int, width: int) -> floa
             run.remember(inputs.draw(index, 0), 0.0)
     x = inputs.draw(count - 1, 0)
     with run.chunk(count - 1) as forward:
-        return milliseconds(lambda: forward(x, 900.0), world.device)
+        eager = milliseconds(lambda: forward(x, 900.0), world.device)
+        if not world.records:
+            return eager, None
+        recorded = RecordedDiT(world.dit)
+        camera = recorded.encode_camera(inputs.rays(count - 1), steady=run.cache.steady)
+        context = replace(run._context, camera=camera)
+        graph = milliseconds(lambda: recorded(x, 900.0, context), world.device, warm=3)
+        recorded.forget()
+        return eager, graph
 
 
 @torch.inference_mode()

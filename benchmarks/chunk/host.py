@@ -92,7 +92,7 @@ class HostTimer:
                 result = original(*args, **kwargs)
             finally:
                 self._depth -= 1
-            if _waits(name, args, result):
+            if not kwargs.get("non_blocking") and _waits(name, args, result):
                 self._waited += time.perf_counter() - begin
             return result
 

@@ -10,6 +10,7 @@ embedded model, which is trained and tiny: there frames may be compared.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def tiny_scene(device: torch.device, dtype: torch.dtype) -> Scene:
 class Walk:
     """x0: float32 [16, frames, h, w] of every chunk; frames: [3, T, H, W] of every chunk, or none; all on the CPU.
 
-    ms: of every chunk's preparation, denoising and commit on the device. Where there are frames each chunk was decoded.
+    ms: of every chunk by the clock, from the call until the device is done; with the decode where there are frames.
     """
 
     x0: list[Tensor]
@@ -98,9 +99,11 @@ def walk(scene: Scene, preset: Preset, chunks: int, *, exact: Preset | None = No
     for index in range(chunks):
         held = (scene.keys[index % len(scene.keys)],) * preset.chunk
         noise = None if exact is None else _noise(session, preset, exact, index)
-        chunk = session.advance(session.controls(KeyMotion(held, PER_LATENT)), noise=noise)
+        wanted = session.controls(KeyMotion(held, PER_LATENT))
+        begin = time.perf_counter()
+        chunk = session.advance(wanted, noise=noise)
+        made.ms.append(milliseconds(time.perf_counter() - begin))
         made.x0.append(chunk.latents.float().cpu())
-        made.ms.append(milliseconds(sum(chunk.timings.get(stage, 0.0) for stage in ("prepare", "denoise", "commit"))))
         if scene.frames:
             made.frames.append(chunk.frames.float().cpu())
     session.close()

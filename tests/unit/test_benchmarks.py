@@ -208,6 +208,14 @@ def test_watching_leaves_no_trace() -> None:
     assert before == (Tensor.to, Tensor.cpu, torch.cuda.synchronize, threading.Condition.wait, "cpu" in vars(Tensor))
 
 
+def test_captures_are_known_only_where_graphs_are_recorded() -> None:
+    derived = SimpleNamespace(recorded=None)
+    session: Any = SimpleNamespace(_derived=derived)
+    assert host.captures(session) is None
+    derived.recorded = SimpleNamespace(captures=3)
+    assert host.captures(session) == 3
+
+
 def test_implicit_waits_are_counted_by_line_and_the_modes_own_notice_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def mode(value: str) -> None:
         warnings.warn("Synchronization debug mode does not detect all synchronizing operations", stacklevel=2)
