@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -62,7 +63,8 @@ class Derived:
 
     def _cache_bytes(self) -> int:
         states = {id(s): s for s in (self.decoder, *(s for _, s in self.decoders))}
-        return sum(c.nbytes for c in self.caches) + sum(s.nbytes for s in states.values())
+        recorded = 0 if self.recorded is None else self.recorded.nbytes
+        return sum(c.nbytes for c in self.caches) + sum(s.nbytes for s in states.values()) + recorded
 
     def first_frame(self, chunks: int) -> int:
         """Absolute latent frame after ``chunks`` chunks."""
@@ -105,10 +107,9 @@ class Derived:
         preset, declared = self._start.preset, self._start.chunks
         wanted = index + 1 if preset.window is None else 2 * index + 1
         wanted = wanted if declared is None else min(wanted, max(declared, 1))
-        try:
+        # When it is needed there may be room, or an error to give.
+        with suppress(torch.OutOfMemoryError):
             self._condition.latents(0, wanted * preset.chunk)
-        except torch.OutOfMemoryError:
-            pass  # when it is needed there may be room, or an error to give
 
     def commit(self, record: ChunkRecord, contexts: list[ChunkContext], x0: Tensor | None = None) -> None:
         """Writes a chunk of the history into the caches; they stay open. x0: its latents, if they are on the device."""

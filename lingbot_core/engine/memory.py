@@ -89,12 +89,15 @@ def estimate(
     rewind_depth: int = 0,
     text_encoder: int = 0,
     whole_noise: bool = False,
+    overlaps: bool = False,
+    records: bool = False,
 ) -> MemoryEstimate:
     """Bytes for a picture of height x width and ``chunks`` chunks (which matter only without a window).
 
     dtype: of the transformer's weights and activations. vae_dtype: of the VAE's decoder; its encoder is float32.
     text_encoder: its bytes on the same device.
-    whole_noise: the noise of all chunks is drawn at once (noise='reference').
+    whole_noise: the noise of all chunks is drawn at once (noise='reference'). overlaps: a chunk is decoded beside its
+    commit. records: CUDA graphs keep a workspace of their own.
     """
     cache_dtype = cache_dtype or dtype
     branches = 2 if preset.guided else 1
@@ -109,6 +112,8 @@ def estimate(
     )
     encoder, decoder = _vae_states(vae, height, width)
     pixels = TEMPORAL_STRIDE * height * width * vae.dim
+    decode, encode = DECODE_COPIES * pixels * vae_dtype.itemsize, ENCODE_COPIES * pixels * 4
+    workspace = max(forward + decode if overlaps else max(forward, decode), encode)
     meta = _vae_on_meta(vae)
     decoding = _parameters(meta.decoder) + _parameters(meta.conv2)
     return MemoryEstimate(
@@ -119,7 +124,7 @@ def estimate(
         camera=2 * dit.num_layers * tokens * row,
         # While it decodes, the state before the chunk is kept beside the new one.
         vae_states=encoder + decoder * (2 + rewind_depth) * vae_dtype.itemsize // 4,
-        workspace=max(forward, DECODE_COPIES * pixels * vae_dtype.itemsize, ENCODE_COPIES * pixels * 4),
+        workspace=workspace + (forward if records else 0),
         text_encoder=text_encoder,
         noise=4 * dit.out_dim * past * (height // SPATIAL_STRIDE) * (width // SPATIAL_STRIDE) if whole_noise else 0,
     )

@@ -172,6 +172,8 @@ class World:
             vae_dtype=self.vae.decoder_dtype,
             rewind_depth=rewind_depth,
             whole_noise=whole_noise,
+            overlaps=self.overlaps,
+            records=self.records and preset.window is not None,
             text_encoder=0 if self.text is None else sum(p.nbytes for p in self.text.model.parameters()),
         )
         return replace(needed, transformer=sum(p.nbytes for p in self.dit.parameters()))

@@ -47,22 +47,26 @@ class _Recording:
 class RecordedDiT:
     """Stands in for a transformer in one walk: the same three passes, replayed where that is possible.
 
-    captures: graphs recorded so far; a steady walk with one prompt records three, and no more.
+    captures: graphs recorded so far; a steady walk with one prompt records three, and no more. nbytes: what PyTorch
+    set aside for them, the camera's scale and shift among it.
     """
 
     def __init__(self, dit: CausalWanDiT) -> None:
         self.dit = dit
-        self.captures = 0
+        self.captures = self.nbytes = 0
         self._pool: Any = None
         self._camera: tuple[Any, Tensor, CameraModulation] | None = None
         self._recordings: dict[tuple[int, str], _Recording] = {}
         self._seen: set[tuple[int, str]] = set()
         self._times: dict[float, TimeModulation] = {}
+        self._warm = False
         self._works = True
 
     def encode_camera(self, rays: Tensor, *, steady: bool = False) -> CameraModulation:
         """See CausalWanDiT. steady: the window is full; the result is then overwritten by the next call."""
-        if not (steady and self._works):
+        if not (steady and self._works and self._warm):
+            # The first pass on a thread sets up libraries, which cannot be recorded.
+            self._warm = True
             return self.dit.encode_camera(rays)
         if self._camera is not None and self._camera[1].shape != rays.shape:
             self.forget()
@@ -101,6 +105,7 @@ class RecordedDiT:
         self._seen.clear()
         self._times.clear()
         self._camera = self._pool = None
+        self.nbytes = 0
 
     def _recording(
         self, name: str, x: Tensor, t: float, context: ChunkContext, run: Callable[..., Tensor | None]
@@ -157,6 +162,8 @@ class RecordedDiT:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
         try:
             # Other threads go on using the device meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -167,6 +174,7 @@ class RecordedDiT:
             self.forget()
             return None
         self.captures += 1
+        self.nbytes += max(0, torch.cuda.memory_reserved() - before)
         return graph
 
 

@@ -67,6 +67,7 @@ def forecast(
         chunks=chunks,
         dtype=compute,
         cache_dtype=compute,
+        overlaps=model.load_device.type == "cuda",
     )
     needed = replace(needed, transformer=_weights(model, inside, weight_dtype, compute.itemsize))
     device = model.load_device

@@ -117,7 +117,6 @@ def test_the_host_never_waits_without_saying_so(world):
     torch.cuda.set_sync_debug_mode("error")
     try:
         walk(session, 3)
-        session.set_prompt("a field in the rain", states=session.prompt_states.positive["a field"])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
