@@ -251,7 +251,7 @@ class WorldSession:
                 )
             x0 = done.x0.float()
             latents = to_host(x0)
-            if not torch.isfinite(latents).all():
+            if not np.isfinite(latents.numpy()).all():
                 raise NumericsError(
                     f"chunk {index} came out with NaN or infinity; check the weights and the dtype, or try another "
                     "seed. The chunks before it are kept"
@@ -469,6 +469,7 @@ class WorldSession:
             self._stale = True  # until every cache is closed
             derived.end_chunk()
             self._stale, self._uncommitted = False, False
+        contexts.clear()  # the camera's part of them is the largest of all that a chunk takes
         timings = watch.seconds()
         self._history = self._history.with_timings(timings)
         if beside.parallel:

@@ -47,8 +47,9 @@ class _Recording:
 class RecordedDiT:
     """Stands in for a transformer in one walk: the same three passes, replayed where that is possible.
 
-    captures: graphs recorded so far; a steady walk with one prompt records three, and no more. nbytes: what PyTorch
-    set aside for them, the camera's scale and shift among it.
+    captures: graphs recorded so far; a steady walk with one prompt records four, and no more: one for the camera, one
+    for the commit, and two for denoising, because the host waits if it launches a graph that is still running. nbytes:
+    what PyTorch set aside for them, the camera's scale and shift among it.
     """
 
     def __init__(self, dit: CausalWanDiT) -> None:
@@ -58,6 +59,7 @@ class RecordedDiT:
         self._camera: tuple[Any, Tensor, CameraModulation] | None = None
         self._recordings: dict[tuple[int, str], _Recording] = {}
         self._seen: set[tuple[int, str]] = set()
+        self._turn = False
         self._times: dict[float, TimeModulation] = {}
         self._warm = False
         self._works = True
@@ -84,7 +86,8 @@ class RecordedDiT:
 
     def __call__(self, x: Tensor, t: float, context: ChunkContext) -> Tensor:
         """See CausalWanDiT.forward."""
-        recording = self._recording("denoise", x, t, context, self.dit.denoised)
+        self._turn = not self._turn
+        recording = self._recording(f"denoise {self._turn:d}", x, t, context, self.dit.denoised)
         if recording is None:
             return self.dit(x, t, context)
         recording.graph.replay()
