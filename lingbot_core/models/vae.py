@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ..errors import CacheError, ImageError, LengthError, LingBotError, WeightsError
 from .vae_blocks import Downsample, ResidualBlock, Tape, Upsample, head, middle, through
-from .vae_planes import PlanePieces, decoded, pieces_for
+from .vae_plane_decoder import PlaneDecoder, Weights, own_weights, pieces_for
+from .vae_planes import PlanePieces
 
 # Per-channel statistics of the latents, published with Wan 2.1.
 LATENT_MEAN = (
@@ -234,10 +235,11 @@ class Decoder(nn.Module):
 class WanVAE(nn.Module):
     """The VAE of Wan 2.1.
 
-    operations: the namespace whose ``Conv2d`` and ``Conv3d`` are used. compute_device: where it computes; by default
-    wherever its parameters are, and a host that keeps them elsewhere until they are needed says where instead. The
-    dtype is that of the parameters of encoder and decoder, which may differ. Latents are normalised in float32 with
-    `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
+    operations: the namespace whose ``Conv2d`` and ``Conv3d`` are used, and its ``weights_of``, if it has one, to get at
+    their weights where a kernel of ours stands in for a call (`vae_plane_decoder.Weights`). compute_device: where it
+    computes; by default wherever its parameters are, and a host that keeps them elsewhere until they are needed says
+    where instead. The dtype is that of the parameters of encoder and decoder, which may differ. Latents are normalised
+    in float32 with `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
 
     latents_at_once: how many a decoder of 16 bits on a GPU decodes together; fewer take less memory and more time.
     pieces: what `decode` uses there: "auto" for the kernels that fit the device, None for the plain modules.
@@ -258,6 +260,7 @@ class WanVAE(nn.Module):
         super().__init__()
         self.config = config = config or VAEConfig()
         self.compute_device = compute_device
+        self._weights: Weights = getattr(operations, "weights_of", own_weights)
         where = {"device": device, "dtype": dtype}
         self.encoder = Encoder(config, operations, **where)
         self.conv1 = operations.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1, **where)
@@ -360,20 +363,21 @@ class WanVAE(nn.Module):
 
     def _pieces(self, device: torch.device) -> PlanePieces | None:
         if self.pieces == "auto":
-            return pieces_for((self.conv2, *self.decoder.modules()), device)
+            return pieces_for((self.conv2, *self.decoder.modules()), device, self._weights)
         return self.pieces
 
     def _decode_planes(self, pieces: PlanePieces, raw: Tensor, work: DecoderState) -> Tensor:
         """The rest of `decode`, several latents at once; the first of a clip stays alone, for it gives one frame."""
         count, height, width = raw.shape[2:]
         total = frames_for(count, first=work.latents == 0)
+        decoder = PlaneDecoder(self.decoder, self.conv2, pieces, self._weights)
         result = raw.new_empty(3, total, SPATIAL_STRIDE * height, SPATIAL_STRIDE * width, dtype=torch.float32)
         begin = shown = 0
         while begin < count:
             end = min(count, begin + (self.latents_at_once if work.latents else 1))
             until = shown + frames_for(end - begin, first=work.latents == 0)
             tape = Tape(work.slots)
-            decoded(self.decoder, self.conv2, raw[:, :, begin:end], tape, pieces, result[:, shown:until])
+            decoder.decode(raw[:, :, begin:end], tape, result[:, shown:until])
             work.slots = tape.slots
             work.latents += end - begin
             begin, shown = end, until

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import comfy.model_management
+import torch
 
 from ...lingbot_core.engine.memory import GIB, MemoryEstimate, estimate
 from ...lingbot_core.errors import ImageError
@@ -67,6 +68,7 @@ def forecast(
         chunks=chunks,
         dtype=compute,
         cache_dtype=compute,
+        vae_dtype=getattr(vae, "vae_dtype", torch.float32),
     )
     needed = replace(needed, transformer=_weights(model, inside, weight_dtype, compute.itemsize))
     device = model.load_device
