@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CacheError, ImageError, LengthError, LingBotError, WeightsError
+from .tiny_decoder import TinyDecoder
 from .vae_blocks import Downsample, ResidualBlock, Tape, Upsample, head, middle, through
 from .vae_plane_decoder import PlaneDecoder, Weights, own_weights, pieces_for
 from .vae_planes import PlanePieces
@@ -242,11 +243,13 @@ class WanVAE(nn.Module):
     in float32 with `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
 
     latents_at_once: how many a decoder of 16 bits on a GPU decodes together; fewer take less memory and more time.
-    pieces: what `decode` uses there: "auto" for the kernels that fit the device, None for the plain modules.
+    pieces: what `decode` uses there: "auto" for the kernels that fit the device, None for the plain modules. draft:
+    decodes instead of this VAE's own decoder.
     """
 
     latents_at_once = LATENTS_AT_ONCE
     pieces: PlanePieces | Literal["auto"] | None = "auto"
+    draft: TinyDecoder | None = None
 
     def __init__(
         self,
@@ -326,6 +329,11 @@ class WanVAE(nn.Module):
             raise LengthError("there are no latents to decode; give at least one latent frame")
         work = _start(DecoderState, state, (latents.shape[2], latents.shape[3]))
 
+        if self.draft is not None:
+            result = self._decode_draft(self.draft, latents, work)
+            if state is not None:
+                state._become(work)
+            return result
         mean, std = self._statistics()
         where = self._where(self.decoder)
         raw = (latents.unsqueeze(0).to(device=where["device"], dtype=torch.float32) * std + mean).to(where["dtype"])
@@ -340,6 +348,11 @@ class WanVAE(nn.Module):
         if state is not None:
             state._become(work)
         return result
+
+    @property
+    def decoder_name(self) -> str:
+        """For reports: "VAE", or the draft's label."""
+        return "VAE" if self.draft is None else self.draft.label
 
     @property
     def decoder_dtype(self) -> torch.dtype:
@@ -365,6 +378,17 @@ class WanVAE(nn.Module):
         if self.pieces == "auto":
             return pieces_for((self.conv2, *self.decoder.modules()), device, self._weights)
         return self.pieces
+
+    def _decode_draft(self, draft: TinyDecoder, latents: Tensor, work: DecoderState) -> Tensor:
+        if draft.raw:
+            mean, std = (table[0].to(latents.device) for table in self._statistics())
+            latents = latents.float() * std + mean
+        frames = []
+        for group in latents.split(self.latents_at_once, dim=1):
+            shown, work.slots = draft.decode(group, work.slots, first=work.latents == 0)
+            work.latents += group.shape[1]
+            frames.append(shown)
+        return frames[0] if len(frames) == 1 else torch.cat(frames, dim=1)
 
     def _decode_planes(self, pieces: PlanePieces, raw: Tensor, work: DecoderState) -> Tensor:
         """The rest of `decode`, several latents at once; the first of a clip stays alone, for it gives one frame."""
