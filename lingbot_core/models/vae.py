@@ -401,6 +401,7 @@ class WanVAE(nn.Module):
             end = min(count, begin + (self.latents_at_once if work.latents else 1))
             until = shown + frames_for(end - begin, first=work.latents == 0)
             tape = Tape(work.slots)
+            work.slots = ()  # what nobody else holds goes as it is read
             decoder.decode(raw[:, :, begin:end], tape, result[:, shown:until])
             work.slots = tape.slots
             work.latents += end - begin
@@ -419,8 +420,9 @@ class WanVAE(nn.Module):
 
 
 def _advance(stack: Encoder | Decoder, group: Tensor, state: _StreamState) -> Tensor:
-    """Runs one group and moves ``state`` on by one latent."""
+    """Runs one group and moves ``state`` on by one latent. Where it fails ``state`` is of no more use."""
     tape = Tape(state.slots)
+    state.slots = ()  # what nobody else holds goes as it is read
     out = stack(group, tape)
     state.slots = tape.slots
     state.latents += 1

@@ -147,6 +147,10 @@ def _copy(vae: Any) -> tuple[WanVAE, comfy.model_patcher.ModelPatcher]:
         owner, _, leaf = name.rpartition(".")
         encodes = name.startswith(("encoder.", "conv1."))
         tensor = weights.pop(name).to(device=offload, dtype=torch.float32 if encodes else None, copy=True)
+        if not (encodes or on_cpu) and leaf == "weight" and tensor.itemsize == 2:
+            # As our kernels read it; in any other order each decode would copy it first.
+            layout = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+            tensor = tensor.contiguous(memory_format=layout)
         setattr(copy.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
     copy.eval()
     comfy.model_management.archive_model_dtypes(copy)
