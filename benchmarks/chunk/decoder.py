@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lingbot_core.models.vae import DecoderState, VAEConfig, WanVAE
-from lingbot_core.models.vae_planes import fused_planes
+from lingbot_core.models.vae_plane_decoder import fused_planes
 
 from ..random_weights import randomise
 from ..reference import load_reference_vae

@@ -157,6 +157,12 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
         "--vae-dtype", choices=DTYPE_NAMES, default="auto", help="of the VAE's decoder; the encoder is float32"
     )
     machine.add_argument(
+        "--decoder",
+        type=arguments.path,
+        metavar="FILE",
+        help="tiny weights (taew2_1 or lighttaew2_1) that decode instead of the VAE: drafts, much faster",
+    )
+    machine.add_argument(
         "--attention", default="auto", metavar="NAME", help="auto, cudnn, flash, efficient or math; used or refused"
     )
 

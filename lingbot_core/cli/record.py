@@ -142,6 +142,7 @@ class _Recording:
                 device=args.device,
                 dtype=args.dtype,
                 vae_dtype=args.vae_dtype,
+                decoder=args.decoder,
                 attention=args.attention,
                 progress=bar,
             )

@@ -103,6 +103,7 @@ def video_tags(job: Job) -> dict[str, str]:
         "translation_unit_rule": job.unit_rule,
         "first_delta": job.first_delta,
         "versions": json.dumps(versions()),
+        **({} if job.args.decoder is None else {"decoder": f"{job.args.decoder.stem} (draft)"}),
     }
 
 
@@ -136,6 +137,7 @@ def build_report(
             "control": world.dit.config.control,
             "preset_reason": "chosen by the user" if args.preset else job.layout.preset_reason,
             "attention": args.attention,
+            "decoder": world.vae.decoder_name,
             **about_weights(job.layout),
         },
         "prompts": [

@@ -162,6 +162,7 @@ def _load_world(args: argparse.Namespace) -> LoadedHost:
             device=args.device,
             dtype=args.dtype,
             vae_dtype=args.vae_dtype,
+            decoder=args.decoder,
             attention=args.attention,
             progress=bar,
         )

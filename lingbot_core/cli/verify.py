@@ -129,6 +129,7 @@ def as_generate(args: argparse.Namespace) -> argparse.Namespace:
         "device": args.device,
         "dtype": args.dtype,
         "vae-dtype": args.vae_dtype,
+        "decoder": args.decoder,
         "attention": args.attention,
     }
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]

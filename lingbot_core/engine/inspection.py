@@ -57,7 +57,8 @@ class Inspection:
     """A model, or a part alone (then only ``parts`` says something).
 
     preset: the label of the recipe that the files point to, or that was asked for. missing: absent part -> what to put
-    where. loads: whether `World.load` would take it as it is. memory: for bfloat16 weights and cache and a float32 VAE.
+    where. loads: whether `World.load` would take it as it is. memory: for bfloat16 weights and cache; of the VAE
+    the decoder is bfloat16, too.
     """
 
     path: str

@@ -17,6 +17,7 @@ from ..models.graphs import can_be_recorded
 from ..models.text import Encoded, TextEncoder
 from ..models.vae import WanVAE
 from ..presets import Preset, get_preset
+from ..weights.draft import load_draft
 from ..weights.layout import TINY, Layout, find_layout
 from ..weights.load import Progress, fingerprint, load_dit, load_text, load_vae, stored_bytes
 from .condition import Condition, ImageCondition
@@ -68,6 +69,7 @@ class World:
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
         vae_dtype: str | torch.dtype = "auto",
+        decoder: str | Path | None = None,
         attention: str = "auto",
         cuda_graphs: bool = True,
         progress: Callable[[int, int], None] | None = None,
@@ -82,6 +84,7 @@ class World:
         dtype: of the transformer; 'auto' is bfloat16 on a GPU and float32 on a CPU; 'float8' is auto with the blocks'
         large matrices in float8 (models/float8.py). vae_dtype: of the VAE's decoder; its encoder stays float32, so
         conditions, and with them latents, do not depend on it. cuda_graphs: record them on a GPU once a window is full.
+        decoder: a file of tiny weights (taew2_1 or lighttaew2_1) that decodes instead: drafts, many times faster.
         Raises InputFileError, WeightsError, PresetError, AttentionError.
         """
         layout = find_layout(model, vae=vae, text_encoder=text_encoder, tokenizer=tokenizer)
@@ -107,6 +110,8 @@ class World:
         # Frames are made of a world's latents and are no part of what it is: a saved one goes on in any vae_dtype.
         mark = fingerprint({"dit": dit, "vae": wan_vae})
         wan_vae.decode_in(decoding)
+        if decoder is not None:
+            wan_vae.draft = load_draft(decoder, device=where, dtype=decoding)
         text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind, progress=bar)
         if text is not None and text.dim != dit.config.text_dim:
             raise WeightsError(

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CacheError, ImageError, LengthError, LingBotError, WeightsError
+from .tiny_decoder import TinyDecoder
 from .vae_blocks import Downsample, ResidualBlock, Tape, Upsample, head, middle, through
-from .vae_planes import PlanePieces, decoded, pieces_for
+from .vae_plane_decoder import PlaneDecoder, Weights, own_weights, pieces_for
+from .vae_planes import PlanePieces
 
 # Per-channel statistics of the latents, published with Wan 2.1.
 LATENT_MEAN = (
@@ -234,17 +236,20 @@ class Decoder(nn.Module):
 class WanVAE(nn.Module):
     """The VAE of Wan 2.1.
 
-    operations: the namespace whose ``Conv2d`` and ``Conv3d`` are used. compute_device: where it computes; by default
-    wherever its parameters are, and a host that keeps them elsewhere until they are needed says where instead. The
-    dtype is that of the parameters of encoder and decoder, which may differ. Latents are normalised in float32 with
-    `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
+    operations: the namespace whose ``Conv2d`` and ``Conv3d`` are used, and its ``weights_of``, if it has one, to get at
+    their weights where a kernel of ours stands in for a call (`vae_plane_decoder.Weights`). compute_device: where it
+    computes; by default wherever its parameters are, and a host that keeps them elsewhere until they are needed says
+    where instead. The dtype is that of the parameters of encoder and decoder, which may differ. Latents are normalised
+    in float32 with `LATENT_MEAN` and `LATENT_STD`. Pictures are in [-1, 1].
 
     latents_at_once: how many a decoder of 16 bits on a GPU decodes together; fewer take less memory and more time.
-    pieces: what `decode` uses there: "auto" for the kernels that fit the device, None for the plain modules.
+    pieces: what `decode` uses there: "auto" for the kernels that fit the device, None for the plain modules. draft:
+    decodes instead of this VAE's own decoder.
     """
 
     latents_at_once = LATENTS_AT_ONCE
     pieces: PlanePieces | Literal["auto"] | None = "auto"
+    draft: TinyDecoder | None = None
 
     def __init__(
         self,
@@ -258,6 +263,7 @@ class WanVAE(nn.Module):
         super().__init__()
         self.config = config = config or VAEConfig()
         self.compute_device = compute_device
+        self._weights: Weights = getattr(operations, "weights_of", own_weights)
         where = {"device": device, "dtype": dtype}
         self.encoder = Encoder(config, operations, **where)
         self.conv1 = operations.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1, **where)
@@ -323,6 +329,11 @@ class WanVAE(nn.Module):
             raise LengthError("there are no latents to decode; give at least one latent frame")
         work = _start(DecoderState, state, (latents.shape[2], latents.shape[3]))
 
+        if self.draft is not None:
+            result = self._decode_draft(self.draft, latents, work)
+            if state is not None:
+                state._become(work)
+            return result
         mean, std = self._statistics()
         where = self._where(self.decoder)
         raw = (latents.unsqueeze(0).to(device=where["device"], dtype=torch.float32) * std + mean).to(where["dtype"])
@@ -337,6 +348,11 @@ class WanVAE(nn.Module):
         if state is not None:
             state._become(work)
         return result
+
+    @property
+    def decoder_name(self) -> str:
+        """For reports: "VAE", or the draft's label."""
+        return "VAE" if self.draft is None else self.draft.label
 
     @property
     def decoder_dtype(self) -> torch.dtype:
@@ -360,20 +376,33 @@ class WanVAE(nn.Module):
 
     def _pieces(self, device: torch.device) -> PlanePieces | None:
         if self.pieces == "auto":
-            return pieces_for((self.conv2, *self.decoder.modules()), device)
+            return pieces_for((self.conv2, *self.decoder.modules()), device, self._weights)
         return self.pieces
+
+    def _decode_draft(self, draft: TinyDecoder, latents: Tensor, work: DecoderState) -> Tensor:
+        if draft.raw:
+            mean, std = (table[0].to(latents.device) for table in self._statistics())
+            latents = latents.float() * std + mean
+        frames = []
+        for group in latents.split(self.latents_at_once, dim=1):
+            shown, work.slots = draft.decode(group, work.slots, first=work.latents == 0)
+            work.latents += group.shape[1]
+            frames.append(shown)
+        return frames[0] if len(frames) == 1 else torch.cat(frames, dim=1)
 
     def _decode_planes(self, pieces: PlanePieces, raw: Tensor, work: DecoderState) -> Tensor:
         """The rest of `decode`, several latents at once; the first of a clip stays alone, for it gives one frame."""
         count, height, width = raw.shape[2:]
         total = frames_for(count, first=work.latents == 0)
+        decoder = PlaneDecoder(self.decoder, self.conv2, pieces, self._weights)
         result = raw.new_empty(3, total, SPATIAL_STRIDE * height, SPATIAL_STRIDE * width, dtype=torch.float32)
         begin = shown = 0
         while begin < count:
             end = min(count, begin + (self.latents_at_once if work.latents else 1))
             until = shown + frames_for(end - begin, first=work.latents == 0)
             tape = Tape(work.slots)
-            decoded(self.decoder, self.conv2, raw[:, :, begin:end], tape, pieces, result[:, shown:until])
+            work.slots = ()  # what nobody else holds goes as it is read
+            decoder.decode(raw[:, :, begin:end], tape, result[:, shown:until])
             work.slots = tape.slots
             work.latents += end - begin
             begin, shown = end, until
@@ -391,8 +420,9 @@ class WanVAE(nn.Module):
 
 
 def _advance(stack: Encoder | Decoder, group: Tensor, state: _StreamState) -> Tensor:
-    """Runs one group and moves ``state`` on by one latent."""
+    """Runs one group and moves ``state`` on by one latent. Where it fails ``state`` is of no more use."""
     tape = Tape(state.slots)
+    state.slots = ()  # what nobody else holds goes as it is read
     out = stack(group, tape)
     state.slots = tape.slots
     state.latents += 1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ class Tape:
 
     def __init__(self, slots: tuple[Tensor | None, ...]) -> None:
         self.first = not slots
-        self._old: Iterator[Tensor | None] = iter(slots) if slots else itertools.repeat(None)
+        self._old = list(reversed(slots))
         self._new: list[Tensor | None] = []
 
     def take(self) -> Tensor | None:
-        """This slot's cache."""
-        return next(self._old)
+        """The next slot's cache, which the tape itself then lets go of."""
+        return None if self.first else self._old.pop()
 
     def put(self, cache: Tensor | None) -> None:
         """Records the new cache of the slot that was taken last."""

@@ -15,46 +15,47 @@ from .vae_planes import PLAIN, SPACE, TIME, Kernel, PlanePieces, Planes
 COLOURS = 32
 
 
-@triton.jit(do_not_specialize=["rows", "height", "width", "frames"])
+@triton.jit(do_not_specialize=["height", "width", "frames"])
 def _prepare(
-    x_ptr, past_ptr, gamma_ptr, out_ptr, slot_ptr, rows, height, width, frames, scale,
+    x_ptr, past_ptr, gamma_ptr, out_ptr, slot_ptr, height, width, frames, scale,
     channels: tl.constexpr, block: tl.constexpr, block_m: tl.constexpr,
     before: tl.constexpr, past: tl.constexpr, norm: tl.constexpr, act: tl.constexpr, keep: tl.constexpr,
 ):  # fmt: skip
     """out = [past, act(norm(x))] with zeros where planes have them; slot = its last two frames without those.
 
-    past, slot: [2, height, width, channels]. rows, frames: of out.
+    past, slot: [2, height, width, channels]. frames: of out. A program has a part of one line, so that where it is
+    costs no division for each row.
     """
     pitch = width + 1
-    plane = pitch * (height + 1)
-    m = tl.program_id(0) * block_m + tl.arange(0, block_m)
+    blocks = tl.cdiv(pitch, block_m)
+    line = tl.program_id(0) // blocks  # of all lines of all frames
+    frame = line // (height + 1)
+    y = line % (height + 1)
+    x = tl.program_id(0) % blocks * block_m + tl.arange(0, block_m)
     c = tl.arange(0, block)[None, :]
-    frame = m // plane
-    y = (m % plane) // pitch
-    x = m % pitch
-    real = (m < rows) & (y < height) & (x < width)
     there = c < channels
-    row = m.to(tl.int64) - before * plane
-    value = tl.load(
-        x_ptr + row[:, None] * channels + c, mask=(real & (frame >= before))[:, None] & there, other=0.0
-    ).to(tl.float32)  # fmt: skip
+    reach = tl.where(y < height, width, 0)  # of the picture in this line; the next three: if its frame is such a one
+    new = tl.where(frame >= before, reach, 0)
+    old = tl.where(frame < before, reach, 0)
+    last = tl.where(frame >= frames - 2, reach, 0)
+    place = x[:, None] * channels + c
+    start = line.to(tl.int64) * pitch * channels
+    ahead = before * (height + 1) * pitch * channels
+    value = tl.load(x_ptr + (start - ahead) + place, mask=(x < new)[:, None] & there, other=0.0).to(tl.float32)
     if norm:
+        length = tl.sqrt(tl.sum(value * value, 1))
         gamma = tl.load(gamma_ptr + c, mask=there, other=0.0).to(tl.float32)
-        length = tl.sqrt(tl.sum(value * value, 1))[:, None]
-        value = value / tl.maximum(length, 1e-12) * scale * gamma
+        value = value * (scale / tl.maximum(length, 1e-12))[:, None] * gamma
     if act:
-        value = value * tl.sigmoid(value)
-    pixel = (y * width + x).to(tl.int64)
+        value = value / (1.0 + tl.exp(-value))
     if past:
-        at = (frame * height * width).to(tl.int64) + pixel
-        mask = (real & (frame < before))[:, None] & there
-        value += tl.load(past_ptr + at[:, None] * channels + c, mask=mask, other=0.0).to(tl.float32)
+        at = (frame * height + y).to(tl.int64) * width * channels
+        value += tl.load(past_ptr + at + place, mask=(x < old)[:, None] & there, other=0.0).to(tl.float32)
     value = value.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + m.to(tl.int64)[:, None] * channels + c, value, mask=(m < rows)[:, None] & there)
+    tl.store(out_ptr + start + place, value, mask=(x < pitch)[:, None] & there)
     if keep:
-        late = frame - (frames - 2)
-        at = (late * height * width).to(tl.int64) + pixel
-        tl.store(slot_ptr + at[:, None] * channels + c, value, mask=(real & (late >= 0))[:, None] & there)
+        at = ((frame - (frames - 2)) * height + y).to(tl.int64) * width * channels
+        tl.store(slot_ptr + at + place, value, mask=(x < last)[:, None] & there)
 
 
 @triton.jit(do_not_specialize=["rows", "height", "width", "channel_stride"])
@@ -131,12 +132,13 @@ class FusedPlanePieces(PlanePieces):
 def _launch(
     x: Planes, norm: RMSNorm | None, out: Tensor, *, act: bool, past: Tensor | None = None, slot: Tensor | None = None
 ) -> None:
-    rows, channels = out.shape
+    channels = out.shape[1]
+    frames = len(out) // x.area
     block = triton.next_power_of_2(channels)
     block_m = max(1, 4096 // block)
-    _prepare[(triton.cdiv(rows, block_m),)](
+    _prepare[(frames * (x.height + 1) * triton.cdiv(x.width + 1, block_m),)](
         x.rows, out if past is None else past, out if norm is None else norm.gamma.to(x.rows), out,
-        out if slot is None else slot, rows, x.height, x.width, rows // x.area, 1.0 if norm is None else norm.scale,
+        out if slot is None else slot, x.height, x.width, frames, 1.0 if norm is None else norm.scale,
         channels=channels, block=block, block_m=block_m, before=0 if slot is None else 2, past=past is not None,
         norm=norm is not None, act=act, keep=slot is not None, num_warps=4,
     )  # fmt: skip

@@ -2,30 +2,23 @@
 
 A frame of height x width is (height + 1) * (width + 1) rows of channels: each line ends with a row of zeros, each frame
 with a line of them, so that a convolution finds zeros wherever it reaches over a border. `PlanePieces` does each step
-with PyTorch, anywhere; `vae_kernels.FusedPlanePieces` in one kernel each on NVIDIA GPUs. `decoded` is the decoder.
+with PyTorch, anywhere; `vae_kernels.FusedPlanePieces` in one kernel each on NVIDIA GPUs.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from .vae_blocks import AttentionBlock, ResidualBlock, RMSNorm, Tape, Upsample
+from .vae_blocks import RMSNorm
 
 PLAIN, TIME, SPACE = 0, 1, 2
 """Where a convolution's results go: to their own place; twice the channels become two frames; four times as many
 become squares of four pixels."""
-
-OLDEST = (8, 0)
-"""Compute capability from which on the hardware computes in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -76,25 +69,22 @@ class Kernel:
     bias: Tensor | None
 
     @classmethod
-    def of(cls, conv: Any) -> Kernel:
+    def of(cls, weight: Tensor, bias: Tensor | None) -> Kernel:
         """A Conv2d's or Conv3d's; no copy where its weights lie channels last already."""
-        weight: Tensor = conv.weight
         last = weight.movedim(1, -1).contiguous()
-        return cls(last.unsqueeze(1) if last.ndim == 4 else last, conv.bias)
+        return cls(last.unsqueeze(1) if last.ndim == 4 else last, bias)
 
     @classmethod
-    def folded(cls, conv: Any) -> Kernel:
+    def folded(cls, weight: Tensor, bias: Tensor | None) -> Kernel:
         """A 3 x 3 convolution that follows a nearest upsampling by two, as one of 2 x 2 before it.
 
         Every pixel of the large picture sees 2 x 2 of the small one, and the taps that meet on one of them are added
         beforehand (in float32, then rounded like any weight). Channels: four times as many, [row, column] of the
         square, then outer.
         """
-        wide = conv.weight.detach().float().movedim(1, -1)  # [outer, y, x, inner]
-        upper = _met(wide, 1)
-        both = [_met(part, 2) for part in upper]
-        weight = torch.cat([part for pair in both for part in pair])
-        return cls(weight.to(conv.weight.dtype).unsqueeze(1).contiguous(), conv.bias)
+        wide = weight.float().movedim(1, -1)  # [outer, y, x, inner]
+        squares = [part for upper in _met(wide, 1) for part in _met(upper, 2)]
+        return cls(torch.cat(squares).to(weight.dtype).unsqueeze(1).contiguous(), bias)
 
     @property
     def taps(self) -> tuple[int, int, int]:
@@ -152,131 +142,3 @@ class PlanePieces:
         """The last convolution, clamped to [-1, 1], into ``out``, float32 [3, T, H, W]."""
         weight = kernel.weight.movedim(-1, 1)
         out.copy_(F.conv3d(x.volume, weight, kernel.bias, padding=(0, 1, 1))[0].float().clamp(-1.0, 1.0))
-
-
-def decoded(decoder: Any, conv2: Any, latents: Tensor, tape: Tape, pieces: PlanePieces, out: Tensor) -> None:
-    """Decodes latents [1, z_dim, t, h, w], not normalised, in the decoder's dtype, into out, float32 [3, T, 8h, 8w].
-
-    t is 1 where a clip starts. tape: as the decoder's own forward reads and writes it, slot by slot.
-    """
-    x = pieces.convolved(Planes.of(latents), Kernel.of(conv2))
-    x = pieces.convolved(_prepared(x, tape, pieces), Kernel.of(decoder.conv1))
-    for block in (*decoder.middle, *decoder.upsamples):
-        x = _block(block, x, tape, pieces)
-    norm, _, conv = decoder.head
-    ready = _prepared(x, tape, pieces, norm)
-    del x
-    pieces.picture(ready, Kernel.of(conv), out)
-
-
-def _prepared(x: Planes, tape: Tape, pieces: PlanePieces, norm: Any = None) -> Planes:
-    ready, slot = pieces.prepared(x, tape.take(), norm)
-    tape.put(slot)
-    return ready
-
-
-def _block(block: nn.Module, x: Planes, tape: Tape, pieces: PlanePieces) -> Planes:
-    if isinstance(block, ResidualBlock):
-        return _residual(block, x, tape, pieces)
-    if isinstance(block, AttentionBlock):
-        return _attention(block, x, pieces)
-    assert isinstance(block, Upsample)
-    if block.time_conv is not None:
-        if tape.first:
-            tape.skip()
-        else:
-            x = pieces.convolved(_prepared(x, tape, pieces), Kernel.of(block.time_conv), TIME)
-    return pieces.convolved(x, Kernel.folded(block.resample[1]), SPACE)
-
-
-def _residual(block: ResidualBlock, x: Planes, tape: Tape, pieces: PlanePieces) -> Planes:
-    norm1, _, conv1, norm2, _, _, conv2 = block.residual
-    # Nothing that is not needed any more keeps a name: these are the largest tensors of all.
-    ready = _prepared(x, tape, pieces, norm1)
-    beside = x if isinstance(block.shortcut, nn.Identity) else pieces.convolved(x, Kernel.of(block.shortcut))
-    del x
-    between = pieces.convolved(ready, Kernel.of(conv1))
-    del ready
-    ready = _prepared(between, tape, pieces, norm2)
-    del between
-    return pieces.convolved(ready, Kernel.of(conv2), add=beside)
-
-
-def _attention(block: AttentionBlock, x: Planes, pieces: PlanePieces) -> Planes:
-    frames, channels = x.count, x.rows.shape[1]
-    together = pieces.convolved(pieces.normed(x, block.norm), Kernel.of(block.to_qkv)).frames
-    q, k, v = together.reshape(frames, 1, x.height * x.width, 3 * channels).chunk(3, dim=-1)
-    seen = F.scaled_dot_product_attention(q, k, v).view(frames, x.height, x.width, channels)
-    return pieces.convolved(Planes.of_frames(seen), Kernel.of(block.proj), add=x)
-
-
-def usable(modules: Iterable[nn.Module], device: torch.device) -> bool:
-    """Whether every convolution's own weights can be read as they are: on the device, of one dtype of 16 bits.
-
-    A host's convolutions (ComfyUI's, which are PyTorch's with a few attributes) may keep them elsewhere, in another
-    dtype, or patch them as they are used; then only calling them gives the right result.
-    """
-    convs = [module for module in modules if isinstance(module, nn.Conv2d | nn.Conv3d)]
-    kinds = {(conv.weight.dtype, conv.weight.device) for conv in convs}
-    widths = [conv.in_channels for conv in convs] + [conv.out_channels for conv in convs if conv.out_channels > 3]
-    return (
-        kinds in ({(torch.bfloat16, device)}, {(torch.float16, device)})
-        and not any(_patched(conv) for conv in convs)
-        and not any(width % 16 for width in widths)
-    )
-
-
-def _patched(module: nn.Module) -> bool:
-    return any(getattr(module, name, None) for name in ("comfy_cast_weights", "weight_function", "bias_function"))
-
-
-@functools.cache
-def fused_planes(device: torch.device) -> PlanePieces | None:
-    """Kernels for a CUDA device, tried once; None where they cannot run: an older card, no Triton, no C compiler."""
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < OLDEST:
-        return None
-    return working(device)
-
-
-def working(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> PlanePieces | None:
-    """Kernels if a small picture comes out as it should on this device; a warning says why not."""
-    try:
-        from .vae_kernels import FusedPlanePieces
-
-        pieces = FusedPlanePieces(device)
-        right = _same(pieces, device, dtype)
-    except ImportError:  # PyTorch comes without Triton on some systems
-        return None
-    except Exception as error:  # whatever compiling may raise: all of it works without, only slower
-        logging.warning("LingBot World: its decoder's kernels cannot run on %s and are left out: %s", device, error)
-        return None
-    if not right:
-        logging.warning("LingBot World: its decoder's kernels are wrong on %s and are left out", device)
-        return None
-    return pieces
-
-
-def _same(pieces: PlanePieces, device: torch.device, dtype: torch.dtype) -> bool:
-    channels = 96  # as many as where most of the time goes
-    noise = torch.Generator().manual_seed(0)
-
-    def rand(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=noise).to(device, dtype)
-
-    x, past = Planes.of(rand(1, channels, 1, 3, 5)), rand(1, channels, 2, 3, 5)
-    norm = RMSNorm(channels, 3, device=device, dtype=dtype)
-    kernel = Kernel(rand(channels, 3, 3, 3, channels) / 50, rand(channels))
-
-    def result(which: PlanePieces) -> Tensor:
-        return which.convolved(which.prepared(x, past, norm)[0], kernel, add=x).volume.float()
-
-    with torch.no_grad():
-        expected = result(PlanePieces())
-        return bool((result(pieces) - expected).norm() < 0.02 * expected.norm())
-
-
-def pieces_for(modules: Iterable[nn.Module], device: torch.device) -> PlanePieces | None:
-    """What `decoded` should be given on this device, None where the decoder's own forward is the way."""
-    if device.type != "cuda" or torch.compiler.is_compiling() or not usable(modules, device):
-        return None
-    return fused_planes(device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import comfy.model_management
+import torch
 
 from ...lingbot_core.engine.memory import GIB, MemoryEstimate, estimate
 from ...lingbot_core.errors import ImageError
@@ -68,6 +69,7 @@ def forecast(
         dtype=compute,
         cache_dtype=compute,
         overlaps=model.load_device.type == "cuda",
+        vae_dtype=getattr(vae, "vae_dtype", torch.float32),
     )
     needed = replace(needed, transformer=_weights(model, inside, weight_dtype, compute.itemsize))
     device = model.load_device

@@ -8,6 +8,8 @@ with a ModelPatcher of its own that ComfyUI moves and frees like any other model
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import comfy.ldm.wan.vae
@@ -25,6 +27,22 @@ from ...lingbot_core.weights.layout import Layout
 from ...lingbot_core.weights.load import parameter_mark, vae_config
 
 _ADVICE = "connect the Wan 2.1 VAE (wan_2.1_vae.safetensors in VAELoader, or LingBotLoadWorldFolder)"
+
+
+class _Operations(comfy.ops.disable_weight_init):
+    """ComfyUI's convolutions, and their weights for kernels of ours that do what a call of them would."""
+
+    @staticmethod
+    @contextmanager
+    def weights_of(conv: nn.Module, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """As a call gets them: moved, cast and patched if need be; it is also where a cancelled run ends."""
+        comfy.ops.run_every_op()
+        if conv.comfy_cast_weights or conv.weight_function or conv.bias_function:
+            with comfy.ops.CastBiasWeightContext(conv, x, offloadable=True) as (weight, bias):
+                yield weight, bias
+        else:
+            yield conv.weight, conv.bias
+
 
 _marks: weakref.WeakKeyDictionary[WanVAE, dict[str, bytes]] = weakref.WeakKeyDictionary()
 _copies: weakref.WeakKeyDictionary[Any, tuple[WanVAE, comfy.model_patcher.ModelPatcher]] = weakref.WeakKeyDictionary()
@@ -121,7 +139,7 @@ def _copy(vae: Any) -> tuple[WanVAE, comfy.model_patcher.ModelPatcher]:
     copy = WanVAE(
         VAEConfig.from_state_dict(weights),
         # On the CPU nothing is streamed, and our blocks know a faster way for plain convolutions.
-        operations=nn if on_cpu else comfy.ops.disable_weight_init,
+        operations=nn if on_cpu else _Operations,
         device="meta",
         compute_device=device,
     )
@@ -129,6 +147,10 @@ def _copy(vae: Any) -> tuple[WanVAE, comfy.model_patcher.ModelPatcher]:
         owner, _, leaf = name.rpartition(".")
         encodes = name.startswith(("encoder.", "conv1."))
         tensor = weights.pop(name).to(device=offload, dtype=torch.float32 if encodes else None, copy=True)
+        if not (encodes or on_cpu) and leaf == "weight" and tensor.itemsize == 2:
+            # As our kernels read it; in any other order each decode would copy it first.
+            layout = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+            tensor = tensor.contiguous(memory_format=layout)
         setattr(copy.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
     copy.eval()
     comfy.model_management.archive_model_dtypes(copy)
