@@ -22,11 +22,12 @@ def random_world(
     vae: VAEConfig | None = None,
     attention: str = "auto",
 ) -> World:
-    """dit, vae: None for the full size of LingBot-World-Fast. The VAE is float32."""
+    """dit, vae: None for the full size of LingBot-World-Fast. dtype: not of the VAE's encoder, which is float32."""
     torch.manual_seed(0)
     transformer = CausalWanDiT(dit or DiTConfig(), device=device, dtype=dtype, attention=sdpa(attention))
     coder = WanVAE(vae or VAEConfig(), device=device, dtype=torch.float32)
     for module in (transformer, coder):
         module.eval().requires_grad_(False)
         randomise(module)
+    coder.decode_in(dtype)
     return World(dit=transformer, vae=coder, text=None, preset=preset, device=device, cache_dtype=dtype, name="random")

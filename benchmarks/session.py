@@ -60,6 +60,7 @@ def measure(world: World, preset: Preset, height: int, width: int, chunks: int) 
         width=width,
         chunks=chunks,
         dtype=world.cache_dtype,
+        vae_dtype=world.vae.decoder_dtype,
     )
     result: dict[str, Any] = {
         "preset": preset.label,

@@ -402,7 +402,8 @@ class WanVAE(nn.Module):
             until = shown + frames_for(end - begin, first=work.latents == 0)
             tape = Tape(work.slots)
             work.slots = ()  # what nobody else holds goes as it is read
-            decoder.decode(raw[:, :, begin:end], tape, result[:, shown:until])
+            with torch.cuda.device_of(raw):  # Triton launches on the current device
+                decoder.decode(raw[:, :, begin:end], tape, result[:, shown:until])
             work.slots = tape.slots
             work.latents += end - begin
             begin, shown = end, until

@@ -25,6 +25,7 @@ INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # Triton's interpreter multiplies the bits of bfloat16, not its numbers.
 HALVES = [torch.float16] if INTERPRETED else [torch.bfloat16, torch.float16]
+COMPUTED = torch.float32 if INTERPRETED else torch.bfloat16
 SMALL = VAEConfig(dim=16, dim_mult=(1, 2, 2, 2), num_res_blocks=1)
 PYTORCH = PlanePieces()
 
@@ -74,7 +75,7 @@ def latents() -> Tensor:
 @pytest.fixture(scope="module")
 def few() -> Tensor:
     """As few and small as show everything: the interpreter takes its time."""
-    return rand(16, 3, 1, 2, seed=3)
+    return rand(16, 2 if INTERPRETED else 6, 1, 1, seed=3)
 
 
 # Planes
@@ -181,6 +182,29 @@ def test_convolutions(fused, outer, taps, place, dtype):
         close(got.volume, expected.volume)
 
 
+def test_frames_taken_together_or_one_by_one_are_bitwise_the_same(fused):
+    x, norm = rand(1, 32, 4, 3, 5), RMSNorm(32, 3, device=DEVICE)
+    three = Kernel(rand(48, 3, 3, 3, 32, seed=1) / 32, rand(48, seed=2))
+    twice = Kernel(rand(64, 3, 1, 1, 32, seed=3) / 32, rand(64, seed=4))
+    larger = Kernel(rand(64, 1, 2, 2, 32, seed=5) / 32, rand(16, seed=6))
+
+    def steps(part: Tensor, past: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        with torch.no_grad():
+            ready, slot = fused.prepared(Planes.of(part), past, norm)
+            found = [fused.convolved(ready, three), fused.convolved(ready, twice, TIME)]
+            found.append(fused.convolved(Planes.of(part), larger, SPACE))
+        return [planes.volume for planes in found], slot
+
+    together, last = steps(x, None)
+    past, parts = None, []
+    for part in x.split([1, 2, 1], dim=2):
+        got, past = steps(part, past)
+        parts.append(got)
+    for whole, pieces in zip(together, zip(*parts, strict=True), strict=True):
+        assert torch.equal(torch.cat(pieces, dim=2), whole)
+    assert torch.equal(past, last)
+
+
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 def test_the_picture_is_clamped_float32(fused, dtype):
     x = Planes.of(rand(1, 32, 4, 3, 130, dtype=dtype))
@@ -254,15 +278,15 @@ def test_planes_give_what_the_modules_give(latents):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # sums with rubbish that nobody reads
-def test_our_kernels_give_what_the_modules_give_and_grouping_changes_no_bit(fused, few):
+def test_our_kernels_give_what_the_modules_give(fused, few):
     vae = small_vae()
     states = DecoderState(), DecoderState()
     expected = decode(vae, None, [few])
     together = decode(vae, fused, [few], states[0])
-    assert together.shape == (3, 9, 8, 16)
     assert (together - expected).abs().max() < (1e-4 if INTERPRETED else 2e-2)
-    assert torch.equal(decode(vae, fused, few.split(1, dim=1), states[1]), together)
-    assert states[0].equals(states[1])
+    if not INTERPRETED:
+        assert torch.equal(decode(vae, fused, few.split(1, dim=1), states[1]), together)
+        assert states[0].equals(states[1])
     assert states[0].nbytes == sum(slot.untyped_storage().nbytes() for slot in states[0].slots)
 
 
@@ -368,7 +392,7 @@ def test_a_cpu_goes_through_the_modules():
 
 
 def test_kernels_are_tried_before_they_are_used(fused, monkeypatch, caplog):
-    assert type(working(DEVICE, torch.float32)) is type(fused)
+    assert type(working(DEVICE, COMPUTED)) is type(fused)
     right = type(fused).convolved
 
     def no_compiler(*_, **__):
@@ -381,5 +405,5 @@ def test_kernels_are_tried_before_they_are_used(fused, monkeypatch, caplog):
     for way, words in ((no_compiler, "Failed to find C compiler"), (wrong, "wrong")):
         caplog.clear()
         monkeypatch.setattr(type(fused), "convolved", way)
-        assert vae_plane_decoder.working(DEVICE, torch.float32) is None
+        assert vae_plane_decoder.working(DEVICE, COMPUTED) is None
         assert words in caplog.text
