@@ -122,6 +122,7 @@ class OurRun:
         self._context = context
         yield lambda x, t: self.dit(x, t, context)
         self.cache.end()
+        del self._context
 
     def remember(self, x: Tensor, t: float) -> None:
         """The commit of the chunk that is open."""

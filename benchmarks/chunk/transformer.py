@@ -81,6 +81,7 @@ def _walk(
             row["denoise"] = clock.lap()
             clock.call(lambda f=forward, x0=x0: commit(f, x0))
             row["commit"] = clock.lap()
+        del forward  # with it the chunk's camera, before the next one's is made, as a session does it
         rows.append(row | {"all": round(sum(row.values()), 2), "host": round(clock.host, 2)})
     return {"chunks": rows, "sum_ms": round(sum(row["all"] for row in rows), 1), **_end(inputs.device, x0)}
 

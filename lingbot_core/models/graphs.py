@@ -47,9 +47,8 @@ class _Recording:
 class RecordedDiT:
     """Stands in for a transformer in one walk: the same three passes, replayed where that is possible.
 
-    captures: graphs recorded so far; a steady walk with one prompt records four, and no more: one for the camera, one
-    for the commit, and two for denoising, because the host waits if it launches a graph that is still running. nbytes:
-    what PyTorch set aside for them, the camera's scale and shift among it.
+    captures: graphs recorded so far; a steady walk with one prompt records three, and no more. nbytes: what PyTorch set
+    aside for them, the camera's scale and shift among it.
     """
 
     def __init__(self, dit: CausalWanDiT) -> None:
@@ -59,7 +58,7 @@ class RecordedDiT:
         self._camera: tuple[Any, Tensor, CameraModulation] | None = None
         self._recordings: dict[tuple[int, str], _Recording] = {}
         self._seen: set[tuple[int, str]] = set()
-        self._turn = False
+        self._running: torch.cuda.Event | None = None
         self._times: dict[float, TimeModulation] = {}
         self._warm = False
         self._works = True
@@ -86,11 +85,10 @@ class RecordedDiT:
 
     def __call__(self, x: Tensor, t: float, context: ChunkContext) -> Tensor:
         """See CausalWanDiT.forward."""
-        self._turn = not self._turn
-        recording = self._recording(f"denoise {self._turn:d}", x, t, context, self.dit.denoised)
+        recording = self._recording("denoise", x, t, context, self.dit.denoised)
         if recording is None:
             return self.dit(x, t, context)
-        recording.graph.replay()
+        self._replay(recording)
         assert recording.result is not None
         return recording.result.clone()
 
@@ -100,7 +98,16 @@ class RecordedDiT:
         if recording is None:
             self.dit.remember(x, t, context)
         else:
-            recording.graph.replay()
+            self._replay(recording)
+
+    def _replay(self, recording: _Recording) -> None:
+        """A device takes about one pass's kernels in advance; a host that launches more spins until there is room.
+        So it sleeps until the pass before is done: the device idles for a tenth of a millisecond."""
+        if self._running is not None:
+            self._running.synchronize()
+        recording.graph.replay()
+        self._running = torch.cuda.Event(blocking=True)
+        self._running.record()
 
     def forget(self) -> None:
         """Gives all memory back; what is still needed is recorded again."""

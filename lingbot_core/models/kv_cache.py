@@ -140,15 +140,6 @@ class KVCache:
             raise CacheError("no chunk is open")
         self._next, self._open = self._next + len(self._open), None
 
-    def places(self, layer: int) -> list[tuple[Tensor, Tensor]]:
-        """Where the open chunk's keys and values belong: views [rows, heads, head_dim] which follow each other in token
-        order; most often a single pair.
-        """
-        if self._open is None:
-            raise CacheError("no chunk is open")
-        spans = [self._span(slot, count) for slot, _, count in _runs(self._open)]
-        return [(self._keys[layer][span], self._values[layer][span]) for span in spans]
-
     @property
     def open_slots(self) -> Tensor:
         """int64 [frames] on the cache's device: the slots of the open chunk's latent frames."""
@@ -261,14 +252,3 @@ class KVCache:
             for layer, (keys, values) in enumerate(zip(undo.keys, undo.values, strict=True)):
                 self._keys[layer][here] = keys[there]
                 self._values[layer][here] = values[there]
-
-
-def _runs(slots: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Neighbouring slots as (first slot, offset of its frame in the chunk, count), so that a write is one copy each."""
-    runs: list[tuple[int, int, int]] = []
-    for offset, slot in enumerate(slots):
-        if runs and runs[-1][0] + runs[-1][2] == slot:
-            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
-        else:
-            runs.append((slot, offset, 1))
-    return runs

@@ -42,14 +42,14 @@ class Pieces:
     def keep(
         self, keys: Tensor, values: Tensor, weight: Tensor, eps: float, rope: Rope, cache: KVCache, layer: int
     ) -> None:
-        """Writes the open chunk's keys, normalised and rotated as queries are, and its values into the cache."""
-        first = 0
-        for key_slots, value_slots in cache.places(layer):
-            rows = slice(first, first + len(key_slots))
-            turn = Rope(rope.cos[rows], rope.sin[rows])
-            key_slots.copy_(self.heads(keys[rows], weight, eps, turn, cache.shape.heads))
-            value_slots.copy_(values[rows].view_as(value_slots))
-            first = rows.stop
+        """Writes the open chunk's keys, normalised and rotated as queries are, and its values into the cache.
+
+        Where they go is read on the device, so that a recorded graph finds the slots of the chunk it is replayed for.
+        """
+        turned = self.heads(keys, weight, eps, rope, cache.shape.heads)
+        for buffer, new in zip(cache.buffers(layer), (turned, values), strict=True):
+            slots = buffer.view(-1, cache.shape.frame_tokens, keys.shape[1])
+            slots.index_copy_(0, cache.open_slots, new.reshape(-1, *slots.shape[1:]).to(buffer.dtype))
 
     def camera(
         self, x: Tensor, y: Tensor, gate: Tensor, modulation: tuple[Tensor, Tensor], norm: Any, kind: torch.dtype

@@ -102,8 +102,12 @@ def usable(modules: Iterable[nn.Module], device: torch.device, weights: Weights 
     convs = [module for module in modules if isinstance(module, nn.Conv2d | nn.Conv3d)]
     widths = [conv.in_channels for conv in convs] + [conv.out_channels for conv in convs if conv.out_channels > 3]
     kinds = {conv.weight.dtype for conv in convs}
-    here = weights is not own_weights or all(conv.weight.device == device and not _patched(conv) for conv in convs)
+    here = weights is not own_weights or all(_lies_on(device, conv.weight) and not _patched(conv) for conv in convs)
     return here and kinds in ({torch.bfloat16}, {torch.float16}) and not any(width % 16 for width in widths)
+
+
+def _lies_on(device: torch.device, weight: Tensor) -> bool:
+    return weight.device.type == device.type and device.index in (None, weight.device.index)
 
 
 def _patched(module: nn.Module) -> bool:

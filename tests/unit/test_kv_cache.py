@@ -29,10 +29,10 @@ def write(cache: KVCache, first: int, frames: int, mark: int = 0) -> None:
     for layer in range(SHAPE.layers):
         parts = [content(first + i, layer, mark) for i in range(frames)]
         keys, values = torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
-        places = cache.places(layer)
-        for own, new in (([k for k, _ in places], keys), ([v for _, v in places], values)):
-            for slot, part in zip(own, new.split([len(slot) for slot in own]), strict=True):
-                slot.copy_(part)
+        for buffer, new in zip(cache.buffers(layer), (keys, values), strict=True):
+            slots = buffer.split(SHAPE.frame_tokens)
+            for slot, part in zip(cache.open_slots.tolist(), new.split(SHAPE.frame_tokens), strict=True):
+                slots[slot].copy_(part)
 
 
 def chunk(cache: KVCache, first: int, frames: int, mark: int = 0) -> None:
@@ -340,9 +340,9 @@ def test_more_than_a_million_tokens_and_any_frame_number_work():
     cache = KVCache(shape, window=None, capacity=3, dtype=torch.bfloat16, device=torch.device("cpu"))
     for frame in range(3):
         cache.begin(frame, 1)
-        [(own_keys, own_values)] = cache.places(0)
-        own_keys.fill_(frame)
-        own_values.fill_(frame)
+        [slot] = cache.open_slots.tolist()
+        for buffer in cache.buffers(0):
+            buffer.split(2**19)[slot].fill_(frame)
         cache.end()
     keys, _ = cache.view(0)
     assert len(keys) == 3 * 2**19

@@ -126,7 +126,7 @@ def test_a_failed_commit_is_finished_by_resume(small, walks, failing, layer, wit
     """Frames count as handed out once the callback had them; without one, resume returns the chunk."""
     walk = walks["window"]
     session = walks.fork("window", 4)
-    places = failing(session._derived.caches[0], "places", OUT_OF_MEMORY)
+    places = failing(session._derived.caches[0], "buffers", OUT_OF_MEMORY)
     places.arm(3 * walk.session.history.start.preset.steps + layer)
     shown = []
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -145,7 +145,7 @@ def test_a_failed_commit_is_finished_by_resume(small, walks, failing, layer, wit
 def test_a_failed_commit_of_the_negative_branch_is_finished_by_resume(small, walks, failing):
     walk = walks["guided"]
     session = walks.fork("guided", 4)
-    places = failing(session._derived.caches[1], "places", OUT_OF_MEMORY)
+    places = failing(session._derived.caches[1], "buffers", OUT_OF_MEMORY)
     places.arm(3 * 3 + 1)
     with pytest.raises(RuntimeError, match="out of memory"):
         small.step(session)
@@ -194,7 +194,7 @@ def test_a_failed_chunk_can_also_be_left_behind_or_forked(small, walks, recipe, 
         calls = walk.session.history.start.preset.steps * 3 + 1
         if walk.session.history.start.preset.reuse_last_step_kv:
             calls = 0  # there is no commit: what fails is the first denoising forward
-        failing(session._derived.caches[0], "places", OUT_OF_MEMORY).arm(calls)
+        failing(session._derived.caches[0], "buffers", OUT_OF_MEMORY).arm(calls)
     with pytest.raises(RuntimeError, match="out of memory"):
         small.step(session)
     if to == "fork":
