@@ -50,7 +50,9 @@ class Preset:
     """A whole sampling recipe.
 
     chunk: latent frames per chunk. window: latent frames that attention sees, sink and the current chunk
-    included; None keeps all of the past. sink: first latent frames that are never evicted.
+    included; None keeps all of the past. sink: first latent frames that are never evicted. still_window: the same as
+    window for chunks whose camera does not move at all, which then see less and take less time; what they do not see
+    stays in memory. None: they see what all others see.
     guidance_scale: 1 means that no negative branch is run. overridden: names of the fields that a user changed.
     """
 
@@ -63,6 +65,7 @@ class Preset:
     guidance_scale: float = 1.0
     negative_prompt: str = ""
     reuse_last_step_kv: bool = False
+    still_window: int | None = None
     overridden: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,8 +99,8 @@ class Preset:
         """Returns a copy with some fields changed and remembered as overridden.
 
         ``indices``, ``labels`` and ``steps`` change the selection of a preset of that kind; a value of None means
-        unchanged. ``window=0`` stands for no window. Raises PresetError for a field that does not exist or that this
-        preset cannot honour.
+        unchanged. ``window=0`` and ``still_window=0`` stand for none. Raises PresetError for a field that does not
+        exist or that this preset cannot honour.
         """
         changes = {field: value for field, value in changes.items() if value is not None}
         changes = _selection_changes(self, changes)
@@ -108,6 +111,8 @@ class Preset:
         if "window" in changes and changes["window"] in (0, -1):
             changes["window"] = None
             changes.setdefault("sink", 0)
+        if changes.get("still_window") == 0:
+            changes["still_window"] = None
         changes = {field: value for field, value in changes.items() if value != getattr(self, field)}
         if not changes:
             return self
@@ -181,8 +186,8 @@ def _validate(p: Preset) -> None:
     def refuse(message: str) -> None:
         raise PresetError(f"preset {p.name}: {message}")
 
-    for field in ("chunk", "sink", "window"):
-        if field == "window" and p.window is None:
+    for field in ("chunk", "sink", "window", "still_window"):
+        if field.endswith("window") and getattr(p, field) is None:
             continue
         if isinstance(getattr(p, field), bool) or not isinstance(getattr(p, field), int):
             refuse(f"{field}={getattr(p, field)!r} must be a whole number")
@@ -199,6 +204,14 @@ def _validate(p: Preset) -> None:
             f"window={p.window} cannot hold its sink ({p.sink}) and the current chunk ({p.chunk}); it must be at least "
             f"{p.sink + p.chunk} latent frames"
         )
+    if p.still_window is not None:
+        if p.still_window < p.sink + p.chunk:
+            refuse(
+                f"still_window={p.still_window} cannot hold the sink ({p.sink}) and the current chunk ({p.chunk}); it "
+                f"must be at least {p.sink + p.chunk} latent frames"
+            )
+        if p.window is not None and p.still_window >= p.window:
+            refuse(f"still_window={p.still_window} has no effect: the window is {p.window} latent frames anyway")
     if not 1 <= p.guidance_scale <= 1000:
         refuse(f"guidance_scale={p.guidance_scale} must be between 1 (off) and 1000")
     match p.selection:

@@ -44,6 +44,7 @@ from . import (
     options,
     pieces,
     steady,
+    still,
     stream,
     transformer,
 )
@@ -51,7 +52,7 @@ from .floor import floor_ms
 from .walks import Scene, random_scene, tiny_scene
 
 PARTS = ("ceilings", "pieces", "ours", "ours8", "plain", "profile", "syncs", "window", "reference", "decoder")
-MORE = ("convolutions", "steady", "boundary", "stream", "big", "memory", "options", "fp8")
+MORE = ("convolutions", "steady", "boundary", "stream", "big", "memory", "options", "still", "fp8")
 TINY = DiTConfig(dim=128, ffn_dim=256, num_layers=4, num_heads=2, freq_dim=64, text_dim=64)
 
 
@@ -239,6 +240,14 @@ class Bench:
             exact = scene.world.preset
             for row in options.measure(scene, exact, self.options.chunks):
                 show(what="options", **self.about(scene.world), **row)
+
+    def still(self) -> None:
+        """A camera that stands still, and sees less while it does."""
+        show(
+            what="still",
+            **self.about(self.world),
+            **still.measure(self.world, steady.windowed(), self.height, self.width),
+        )
 
     def fp8(self) -> None:
         """Quality and gain of float8 linears; models that were converted are dropped."""

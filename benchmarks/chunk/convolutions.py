@@ -181,22 +181,7 @@ def _way(shape: Shape, source: Tensor, weight: Tensor, tile: Any) -> Callable[[]
 def _tiles(shape: Shape, tile: Any) -> list[Any]:
     if shape.inner % 32:
         return [tile(128, 128, 0, 16, 4, 8)]
-    several = [
-        tile(128, 64, 32, 32, 3, 8, frames=4),
-        tile(128, 64, 32, 32, 4, 8, frames=2),
-        tile(128, 128, 64, 32, 3, 8, frames=2),
-        tile(64, 64, 32, 32, 3, 4, frames=4),
-        tile(128, 128, 0, 32, 4, 8, frames=2),
-        tile(128, 128, 0, 64, 2, 8, frames=2),
-    ]
-    fit = [
-        tile
-        for tile in several
-        if shape.taps == (3, 3, 3)
-        and shape.frames % tile.frames == 0
-        and shape.outer % (tile.channels + tile.more) == 0
-    ]
-    return fit + _single(shape, tile)
+    return _single(shape, tile)
 
 
 def _single(shape: Shape, tile: Any) -> list[Any]:

@@ -97,6 +97,12 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     recipe.add_argument("--steps", type=arguments.whole(1), metavar="N", help="steps of a UniPC preset")
     recipe.add_argument("--window", type=arguments.window, metavar="N", help="latent frames attention sees, or none")
     recipe.add_argument("--sink", type=arguments.whole(0), metavar="N", help="first latent frames that are always seen")
+    recipe.add_argument(
+        "--still-window",
+        type=arguments.whole(0),
+        metavar="N",
+        help="latent frames attention sees in chunks whose camera stands still: faster, another result; 0 is off",
+    )
     recipe.add_argument("--guidance-scale", type=arguments.positive, metavar="X", help="1 is off")
     recipe.add_argument("--negative-prompt", metavar="TEXT", help="for presets with guidance")
     recipe.add_argument(

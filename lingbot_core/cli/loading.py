@@ -13,6 +13,8 @@ GB = 10**9
 class LoadingBar:
     """Called with bytes read so far and in all. Small models are loaded before there is anything to say."""
 
+    name = "loading"
+
     def __init__(self, stream: TextIO | None = None, every: float = 5.0) -> None:
         self._stream, self._every = stream or sys.stderr, every
         self._said = time.monotonic()
@@ -32,8 +34,26 @@ class LoadingBar:
             if self._bar is None:
                 from tqdm import tqdm
 
-                self._bar = tqdm(total=total, desc="loading", unit="B", unit_scale=True, leave=False, file=self._stream)
+                self._bar = tqdm(total=total, desc=self.name, leave=False, file=self._stream, **self._units())
             self._bar.update(done - self._bar.n)
         elif time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
-            print(f"loading: {done / GB:.1f} of {total / GB:.1f} GB", file=self._stream, flush=True)
+            print(f"{self.name}: {self._shown(done, total)}", file=self._stream, flush=True)
+
+    def _units(self) -> dict[str, Any]:
+        return {"unit": "B", "unit_scale": True}
+
+    def _shown(self, done: int, total: int) -> str:
+        return f"{done / GB:.1f} of {total / GB:.1f} GB"
+
+
+class WarmingBar(LoadingBar):
+    """Called with passes done and in all, while a GPU's kernels are compiled for the first time on this machine."""
+
+    name = "preparing the GPU's kernels"
+
+    def _units(self) -> dict[str, Any]:
+        return {"unit": ""}
+
+    def _shown(self, done: int, total: int) -> str:
+        return f"{done} of {total}"

@@ -36,6 +36,7 @@ OVERRIDES = (
     "steps",
     "window",
     "sink",
+    "still_window",
     "guidance_scale",
     "negative_prompt",
     "reuse_last_step_kv",

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from ..engine.image import frames_to_uint8
 from ..engine.session import Chunk, WorldSession
 from ..engine.video import VideoWriter
+from ..engine.warm import warm_up
 from ..engine.world import World
 from ..errors import InputFileError, VideoError
 from ..models.text import Encoded
 from .latents import LatentFolder
-from .loading import LoadingBar
+from .loading import LoadingBar, WarmingBar
 from .prepare import Job, about_weights
 from .progress import Progress
 from .report import Measured, ReservedFile, build_report, length_text, one_line, reserved_size, video_tags
@@ -146,6 +147,8 @@ class _Recording:
                 attention=args.attention,
                 progress=bar,
             )
+        with WarmingBar() as bar:
+            warm_up(world, bar)
         if world.device.type == "cpu":
             limit_threads()
         about = about_weights(self.job.layout)

@@ -146,9 +146,10 @@ async def _load(args: argparse.Namespace, worker: ThreadWorker) -> tuple[LoadedH
 
 
 def _load_world(args: argparse.Namespace) -> LoadedHost:
+    from ..engine.warm import warm_up
     from ..engine.world import World
     from ..realtime.host import LoadedHost
-    from .loading import LoadingBar
+    from .loading import LoadingBar, WarmingBar
     from .threads import limit_threads
 
     limit_threads()
@@ -166,6 +167,8 @@ def _load_world(args: argparse.Namespace) -> LoadedHost:
             attention=args.attention,
             progress=bar,
         )
+    with WarmingBar() as bar:
+        warm_up(world, bar)
     return LoadedHost(world)
 
 

@@ -30,6 +30,8 @@ MAX_LINE = 1 << 20
 
 # What a run is called, how it is played, and how its unit was chosen change nothing of what is made.
 _NO_MATTER = {"preset": ("name", "overridden"), "start": ("unit_rule", "fps", "chunks")}
+# Fields of a preset that records of earlier versions lack.
+_LATER = {"still_window": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +162,10 @@ def _preset_to_json(preset: Preset) -> dict[str, Any]:
 
 def _start(value: Any, where: str) -> StartRecord:
     fields = _fields_of(StartRecord, value, f"{where}: start")
-    preset = _fields_of(Preset, fields["preset"], f"{where}: preset")
+    recorded = fields["preset"]
+    if isinstance(recorded, dict):
+        recorded = {**_LATER, **recorded}
+    preset = _fields_of(Preset, recorded, f"{where}: preset")
     for name, allowed in _CHECKS.items():
         if not allowed(fields[name]):
             raise InputFileError(f"{where}: start: {name}={fields[name]!r:.60} is not a value that a session can have")

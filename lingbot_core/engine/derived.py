@@ -19,6 +19,7 @@ from .condition import Condition
 from .history import ChunkRecord, History, StartRecord
 from .prompts import Prompts
 from .revival import decoder_after
+from .steering import stands_still
 from .streams import SecondStream
 from .transfer import to_device
 from .world import World
@@ -93,8 +94,9 @@ class Derived:
             camera = dit.encode_camera(rays)
         else:
             camera = self.recorded.encode_camera(rays, steady=all(cache.steady for cache in self.caches))
+        limit = preset.still_window if stands_still(controls) else None
         return [
-            ChunkContext(first, condition, camera, rope, cross, cache)
+            ChunkContext(first, condition, camera, rope, cross, cache, None if limit is None else cache.latest(limit))
             for cross, cache in zip(crosses, self.caches, strict=True)
         ]
 

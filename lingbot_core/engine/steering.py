@@ -13,6 +13,9 @@ from ..errors import CameraError
 from ..presets import Preset
 from .history import History
 
+STILL = 1e-6
+"""Largest entry of a step's matrix beside the identity's that is no movement: radians, and units of the session."""
+
 
 def next_controls(
     history: History,
@@ -35,6 +38,15 @@ def next_controls(
         actions=actions,
     )
     return controls
+
+
+def stands_still(controls: Controls) -> bool:
+    """Whether the camera does not move within a chunk, nor from the one before it, and no action is held.
+
+    Poses that are composed one after the other differ in their last digits even where nothing moves: `STILL`.
+    """
+    held = controls.actions is not None and bool(np.any(controls.actions))
+    return not held and bool((np.abs(controls.relative - np.eye(4)) <= STILL).all())
 
 
 def require_controls(controls: Controls, preset: Preset, control: str) -> None:

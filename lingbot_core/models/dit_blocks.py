@@ -55,7 +55,8 @@ class TimeModulation:
 class ChunkContext:
     """Everything that all forwards of one chunk and one branch share.
 
-    condition: [in_dim - out_dim, frames, h, w] = mask and image latents. first_frame: absolute latent frame.
+    condition: [in_dim - out_dim, frames, h, w] = mask and image latents. first_frame: absolute latent frame. seen:
+    slots of the cache that attention is limited to (KVCache.latest), None for all that are filled.
     """
 
     first_frame: int
@@ -64,6 +65,7 @@ class ChunkContext:
     rope: Rope
     cross: CrossKV
     cache: KVCache
+    seen: Tensor | None = None
 
 
 class RMSNorm(nn.Module):
@@ -165,7 +167,7 @@ class SelfAttention(AttentionLayers):
         queries, keys, values = self._project(x)
         self._keep(keys, values, layer, context, pieces)
         query = pieces.heads(queries, self.norm_q.weight, self.norm_q.eps, context.rope, self.heads)
-        seen, shown = context.cache.view(layer)
+        seen, shown = context.cache.view(layer, context.seen)
         result = attention(query, seen.to(query.dtype), shown.to(query.dtype)).flatten(1)
         return self.o(pieces.given(result, takes(result.dtype, self.o)))
 

@@ -122,7 +122,7 @@ class RecordedDiT:
     ) -> _Recording | None:
         """A recording with these inputs in place; None where the transformer has to run by itself."""
         in_place = self._camera is not None and context.camera is self._camera[2]
-        if not (self._works and in_place and context.cache.steady):
+        if not (self._works and in_place and context.cache.steady and context.seen is None):
             return None
         key = id(context.cache), name
         recording = self._recordings.get(key)

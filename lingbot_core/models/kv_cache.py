@@ -156,10 +156,30 @@ class KVCache:
         """Whether a window is full: attention then sees whole buffers, which stay where they are."""
         return self.window is not None and len(self._slots) == self.window
 
-    def view(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Everything attention may see now: two [tokens, heads, head_dim] views without a copy."""
+    def view(self, layer: int, slots: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Everything attention may see now: two [tokens, heads, head_dim] views without a copy.
+
+        slots: of `latest`, to see only these; then it is a copy.
+        """
         filled = self._span(0, len(self._slots))
-        return self._keys[layer][filled], self._values[layer][filled]
+        keys, values = self._keys[layer][filled], self._values[layer][filled]
+        if slots is None:
+            return keys, values
+        shape = (-1, self.shape.frame_tokens, *keys.shape[1:])
+        some = (t.view(shape).index_select(0, slots).flatten(0, 1) for t in (keys, values))
+        return next(some), next(some)
+
+    def latest(self, frames: int) -> Tensor | None:
+        """Slots of the sink and of the newest latent frames, ``frames`` in all, int64 on the cache's device.
+
+        None if there are no more than that.
+        """
+        if len(self._slots) <= frames:
+            return None
+        newest = sorted(range(len(self._slots)), key=lambda slot: self._slots[slot])
+        sink = [slot for slot in newest if self._slots[slot] < self.sink]
+        chosen = sorted({*sink, *newest[len(newest) - (frames - len(sink)) :]})
+        return torch.tensor(chosen, dtype=torch.int64).to(self.device, non_blocking=True)
 
     def can_rewind(self, frame: int) -> bool:
         """Whether ``rewind(frame)`` would succeed."""

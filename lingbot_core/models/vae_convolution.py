@@ -28,9 +28,8 @@ class Tile:
     """What one program computes: ``rows`` positions times ``channels`` + ``more``, ``depth`` summands at a time.
 
     more: a second, narrower strip of channels, for widths that are no power of two. described: the hardware's own
-    copying of tiles (TMA) instead of pointers; cached: pointers go through the first-level cache. frames: 2 or 4 where
-    one program takes as many neighbouring ones, which only a described 3 x 3 x 3 convolution can. registers: at most
-    so many of each thread.
+    copying of tiles (TMA) instead of pointers; cached: pointers go through the first-level cache. registers: at
+    most so many of each thread.
     """
 
     rows: int = 128
@@ -41,7 +40,6 @@ class Tile:
     warps: int = 8
     described: bool = True
     cached: bool = False
-    frames: int = 1
     registers: int | None = None
 
     @property
@@ -49,9 +47,8 @@ class Tile:
         """Short and readable, for tables of measurements."""
         strips = f"{self.channels}+{self.more}" if self.more else str(self.channels)
         kind = ("tma" if self.described else "ptr") + ("-ca" if self.cached else "")
-        many = f"{self.frames}*" if self.frames > 1 else ""
         limit = f" r{self.registers}" if self.registers else ""
-        return f"{kind} {many}{self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}{limit}"
+        return f"{kind} {self.rows}x{strips}x{self.depth} s{self.stages} w{self.warps}{limit}"
 
 
 def tiles_for(device: torch.device) -> Callable[[int, int], Tile]:
@@ -168,89 +165,6 @@ def _convolve(
         _finish(acc_more, out_ptr, to, written, real, n + block_n, outer, more)
 
 
-@triton.jit(do_not_specialize=["frames", "height", "width"])
-def _convolve_frames(
-    x_ptr, w_ptr, w_more_ptr, bias_ptr, add_ptr, out_ptr, frames, height, width,
-    inner: tl.constexpr, outer: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, more: tl.constexpr,
-    block_k: tl.constexpr, strips: tl.constexpr, four: tl.constexpr, biased: tl.constexpr, add: tl.constexpr,
-    stages: tl.constexpr,
-):  # fmt: skip
-    """`_convolve` for 3 x 3 x 3 taps and two frames at a time, or four.
-
-    Neighbouring frames share what they read: four frames of the past and these two make six products. Memory between
-    the second-level cache and the cores is what bounds `_convolve`.
-    """
-    program = tl.program_id(0)
-    pitch = width + 1
-    plane = pitch * (height + 1)
-    column = (program % strips) * (block_n + more)
-    blocks = tl.cdiv(plane, block_m)
-    position = (program // strips) % blocks * block_m
-    first = (program // strips) // blocks * (4 if four else 2)
-    start = first * plane + position
-    chunks: tl.constexpr = inner // block_k
-    turn: tl.constexpr = 9 * inner  # from one tap in time to the next
-    row0 = tl.arange(0, block_m)
-    rows = plane - position
-    step_out = plane.to(tl.int64) * outer
-    add_ptr += (first * plane + position).to(tl.int64) * outer
-    acc0 = _begin(bias_ptr, add_ptr, row0, rows, column, outer, block_m, block_n, biased, add)
-    acc1 = _begin(bias_ptr, add_ptr + step_out, row0, rows, column, outer, block_m, block_n, biased, add)
-    if four:
-        acc2 = _begin(bias_ptr, add_ptr + 2 * step_out, row0, rows, column, outer, block_m, block_n, biased, add)
-        acc3 = _begin(bias_ptr, add_ptr + 3 * step_out, row0, rows, column, outer, block_m, block_n, biased, add)
-    if more:
-        beside = column + block_n
-        more0 = _begin(bias_ptr, add_ptr, row0, rows, beside, outer, block_m, more, biased, add)
-        more1 = _begin(bias_ptr, add_ptr + step_out, row0, rows, beside, outer, block_m, more, biased, add)
-        if four:
-            more2 = _begin(bias_ptr, add_ptr + 2 * step_out, row0, rows, beside, outer, block_m, more, biased, add)
-            more3 = _begin(bias_ptr, add_ptr + 3 * step_out, row0, rows, beside, outer, block_m, more, biased, add)
-    for step in tl.range(0, 9 * chunks, num_stages=stages):
-        tap = step // chunks
-        k = (step % chunks) * block_k
-        row = start + (tap // 3 - 1) * pitch + tap % 3 - 1
-        at = tap * inner + k
-        a0 = x_ptr.load([row, k])
-        a1 = x_ptr.load([row + plane, k])
-        a2 = x_ptr.load([row + 2 * plane, k])
-        a3 = x_ptr.load([row + 3 * plane, k])
-        b0 = w_ptr.load([column, at]).T
-        b1 = w_ptr.load([column, at + turn]).T
-        b2 = w_ptr.load([column, at + 2 * turn]).T
-        acc0 = tl.dot(a2, b2, tl.dot(a1, b1, tl.dot(a0, b0, acc0)))
-        acc1 = tl.dot(a3, b2, tl.dot(a2, b1, tl.dot(a1, b0, acc1)))
-        if four:
-            a4 = x_ptr.load([row + 4 * plane, k])
-            a5 = x_ptr.load([row + 5 * plane, k])
-            acc2 = tl.dot(a4, b2, tl.dot(a3, b1, tl.dot(a2, b0, acc2)))
-            acc3 = tl.dot(a5, b2, tl.dot(a4, b1, tl.dot(a3, b0, acc3)))
-        if more:
-            c0 = w_more_ptr.load([column + block_n, at]).T
-            c1 = w_more_ptr.load([column + block_n, at + turn]).T
-            c2 = w_more_ptr.load([column + block_n, at + 2 * turn]).T
-            more0 = tl.dot(a2, c2, tl.dot(a1, c1, tl.dot(a0, c0, more0)))
-            more1 = tl.dot(a3, c2, tl.dot(a2, c1, tl.dot(a1, c0, more1)))
-            if four:
-                more2 = tl.dot(a4, c2, tl.dot(a3, c1, tl.dot(a2, c0, more2)))
-                more3 = tl.dot(a5, c2, tl.dot(a4, c1, tl.dot(a3, c0, more3)))
-    p = position + row0
-    real = (p // pitch < height) & (p % pitch < width)
-    inside = p < plane
-    out_ptr += (first * plane + position).to(tl.int64) * outer
-    _finish(acc0, out_ptr, row0, inside, real, column, outer, block_n)
-    _finish(acc1, out_ptr + step_out, row0, inside, real, column, outer, block_n)
-    if four:
-        _finish(acc2, out_ptr + 2 * step_out, row0, inside, real, column, outer, block_n)
-        _finish(acc3, out_ptr + 3 * step_out, row0, inside, real, column, outer, block_n)
-    if more:
-        _finish(more0, out_ptr, row0, inside, real, column + block_n, outer, more)
-        _finish(more1, out_ptr + step_out, row0, inside, real, column + block_n, outer, more)
-        if four:
-            _finish(more2, out_ptr + 2 * step_out, row0, inside, real, column + block_n, outer, more)
-            _finish(more3, out_ptr + 3 * step_out, row0, inside, real, column + block_n, outer, more)
-
-
 @triton.jit
 def _begin(
     bias_ptr, add_ptr, row, rows, column,
@@ -315,17 +229,6 @@ def convolve(
         if tile.more:
             kernel_more = TensorDescriptor.from_tensor(matrix, [tile.more, tile.depth])
     given = (source, kernel, kernel_more, out if bias is None else bias, out if add is None else add, out)
-    if tile.frames > 1:
-        plane = (height + 1) * (width + 1)
-        if place != PLAIN or taps != (3, 3, 3) or rows // plane % tile.frames:
-            raise ValueError(f"{tile.frames} frames at a time do not suit {rows // plane} frames and {taps} taps")
-        _convolve_frames[(triton.cdiv(plane, tile.rows) * (rows // plane // tile.frames) * strips,)](
-            *given, rows // plane, height, width,
-            inner=inner, outer=outer, block_m=tile.rows, block_n=tile.channels, more=tile.more, block_k=tile.depth,
-            strips=strips, four=tile.frames == 4, biased=bias is not None, add=add is not None, stages=tile.stages,
-            num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
-        )  # fmt: skip
-        return out
     _convolve[(triton.cdiv(rows, tile.rows) * strips,)](
         *given, rows, x.shape[0], height, width,
         inner=inner, outer=outer, taps_t=taps[0], taps_y=taps[1], taps_x=taps[2],

@@ -15,6 +15,7 @@ from lingbot_core import World, WorldSession
 from lingbot_core.camera.controls import KeyMotion
 from lingbot_core.camera.keys import PER_LATENT
 from lingbot_core.engine.chunk import Chunk
+from lingbot_core.engine.warm import warm_up
 from lingbot_core.models.float8 import Linear8, Rows8, quantise_rows
 from lingbot_core.models.graphs import RecordedDiT
 from lingbot_core.models.pieces import PYTORCH
@@ -202,6 +203,23 @@ def test_sessions_take_turns_on_one_world(world):
             chunks.append(step(session, number))
     for got, expected in zip(taken, alone, strict=True):
         same(got, expected)
+
+
+def test_warming_up_reports_and_leaves_nothing(world):
+    seen: list[tuple[int, int]] = []
+    warm_up(world)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    warm_up(world, lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_still_chunks_see_less_on_a_gpu_too(world, eager):
+    sessions = [
+        WorldSession.start(w, IMAGE, "a field", preset=w.preset.with_overrides(still_window=6)) for w in (world, eager)
+    ]
+    same(walk(sessions[0], 7), walk(sessions[1], 7))
 
 
 @pytest.fixture(scope="module")

@@ -35,13 +35,14 @@ from lingbot_core.cli.report import ReservedFile
 from lingbot_core.cli.threads import limit_threads, usable_cores
 from lingbot_core.engine import image as images
 from lingbot_core.engine import start
+from lingbot_core.engine import world as worlds
 from lingbot_core.engine.history import History, StartRecord
 from lingbot_core.engine.image import prepare_image
 from lingbot_core.engine.plan import fit_actions, fit_path, plan_length, plan_script
 from lingbot_core.engine.probe import probe
 from lingbot_core.engine.route import PathRoute
 from lingbot_core.engine.session import WorldSession
-from lingbot_core.engine.world import DTYPES, World
+from lingbot_core.engine.world import World
 from lingbot_core.errors import CameraError, LengthError
 from lingbot_core.presets import get_preset
 from lingbot_core.weights.layout import EMBEDDED_TINY
@@ -453,7 +454,7 @@ def test_the_choices_are_those_of_the_library():
     assert images.MODES == generate.FITS
     assert start.NOISES == generate.NOISES
     assert get_args(controls.FirstDelta) == generate.FIRST_DELTAS
-    assert ("auto", *DTYPES) == generate.DTYPE_NAMES
+    assert generate.DTYPE_NAMES == worlds.DTYPE_NAMES
 
 
 def test_an_unexpected_error_is_one_line_unless_asked_for_more(tmp_path, monkeypatch, capsys):

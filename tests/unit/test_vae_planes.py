@@ -226,8 +226,6 @@ def test_the_picture_is_clamped_float32(fused, dtype):
     [
         {},
         {"more": 16},
-        {"frames": 2},
-        {"frames": 4, "more": 16},
         {"described": False},
         {"described": False, "more": 16, "cached": True},
     ],
@@ -251,9 +249,6 @@ def test_tiles_that_do_not_fit_are_refused(tiles):
         tiles.convolve(x, weight[:48], None, out, size=(3, 5), taps=(1, 1, 1), tile=tiles.Tile())
     with pytest.raises(ValueError, match="strips of 128"):
         tiles.convolve(x, weight, None, out, size=(3, 5), taps=(1, 1, 1), tile=tiles.Tile(depth=32), place=TIME)
-    tile = tiles.Tile(depth=32, frames=2)
-    with pytest.raises(ValueError, match="2 frames at a time"):
-        tiles.convolve(x, weight[:48], None, out, size=(3, 5), taps=(1, 1, 1), tile=tile)
 
 
 # The decoder
