@@ -22,6 +22,11 @@ class Condition(Protocol):
     height: int
     width: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device now."""
+        ...
+
     def latents(self, first: int, count: int) -> Tensor:
         """float32 [4 + 16, count, height / 8, width / 8] of the latent frames first .. first + count - 1."""
         ...

@@ -89,15 +89,14 @@ def estimate(
     rewind_depth: int = 0,
     text_encoder: int = 0,
     whole_noise: bool = False,
-    overlaps: bool = False,
     records: bool = False,
 ) -> MemoryEstimate:
     """Bytes for a picture of height x width and ``chunks`` chunks (which matter only without a window).
 
     dtype: of the transformer's weights and activations. vae_dtype: of the VAE's decoder; its encoder is float32.
     text_encoder: its bytes on the same device.
-    whole_noise: the noise of all chunks is drawn at once (noise='reference'). overlaps: a chunk is decoded beside its
-    commit. records: CUDA graphs keep a workspace of their own.
+    whole_noise: the noise of all chunks is drawn at once (noise='reference'). records: CUDA graphs keep
+    a workspace of their own.
     """
     cache_dtype = cache_dtype or dtype
     branches = 2 if preset.guided else 1
@@ -113,7 +112,7 @@ def estimate(
     encoder, decoder = _vae_states(vae, height, width)
     pixels = TEMPORAL_STRIDE * height * width * vae.dim
     decode, encode = DECODE_COPIES * pixels * vae_dtype.itemsize, ENCODE_COPIES * pixels * 4
-    workspace = max(forward + decode if overlaps else max(forward, decode), encode)
+    workspace = max(forward, decode, encode)
     meta = _vae_on_meta(vae)
     decoding = _parameters(meta.decoder) + _parameters(meta.conv2)
     return MemoryEstimate(
@@ -151,10 +150,14 @@ def free_bytes(device: torch.device) -> int | None:
     return None
 
 
-def require_free(needed: MemoryEstimate, device: torch.device) -> None:
-    """Raises MemoryPlanError, naming sizes and ways out, when a session will not fit beside the loaded weights."""
+def require_free(needed: MemoryEstimate, device: torch.device, held: int = 0) -> None:
+    """Raises MemoryPlanError, naming sizes and ways out, when a session will not fit beside the loaded weights.
+
+    held: bytes of the session that are allocated already.
+    """
     free = free_bytes(device)
-    if free is None or needed.session <= free:
+    # The workspace is never held.
+    if free is None or max(needed.session - held, needed.workspace) <= free:
         return
     raise MemoryPlanError(
         f"this session needs {needed.session / GIB:.1f} GiB on {device} beside the weights, {free / GIB:.1f} GiB are "

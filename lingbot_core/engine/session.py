@@ -112,6 +112,7 @@ class WorldSession:
             preset,
             condition.height,
             condition.width,
+            held=condition.nbytes,
             chunks=chunks or 1,
             rewind_depth=rewind_depth,
             whole_noise=noise == "reference",

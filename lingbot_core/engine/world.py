@@ -22,7 +22,10 @@ from ..weights.layout import TINY, Layout, find_layout
 from ..weights.load import Progress, fingerprint, load_dit, load_text, load_vae, stored_bytes
 from .condition import Condition, ImageCondition
 from .image import RESOLUTIONS, PreparedImage, prepare_image
-from .memory import MemoryEstimate, estimate, require_free
+from .memory import GIB, MemoryEstimate, estimate, free_bytes, require_free
+
+ROOM_TO_OVERLAP = 12 * GIB
+"""Free bytes from which on chunks are decoded beside their commit: what a decode takes at 720p, and some."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT8 = "float8"
@@ -135,8 +138,11 @@ class World:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a chunk is decoded on a stream beside its commit: both models are on the device for good."""
-        return self.device.type == "cuda"
+        """Whether the next chunk is decoded on a stream beside its commit.
+
+        PyTorch keeps the memory of a stream apart from all other, which a card without much to spare cannot afford.
+        """
+        return self.device.type == "cuda" and (free_bytes(self.device) or 0) >= ROOM_TO_OVERLAP
 
     def default_intrinsics(self, width: int, height: int) -> tuple[float, float, float, float]:
         """fx, fy, cx, cy in pixels of a picture whose camera nobody names."""
@@ -177,15 +183,17 @@ class World:
             vae_dtype=self.vae.decoder_dtype,
             rewind_depth=rewind_depth,
             whole_noise=whole_noise,
-            overlaps=self.overlaps,
             records=self.records and preset.window is not None,
             text_encoder=0 if self.text is None else sum(p.nbytes for p in self.text.model.parameters()),
         )
         return replace(needed, transformer=sum(p.nbytes for p in self.dit.parameters()))
 
-    def require_memory(self, preset: Preset, height: int, width: int, **session: Any) -> None:
-        """Raises MemoryPlanError when a session of this size does not fit beside the weights. session: as estimate."""
-        require_free(self.estimate(preset, height, width, **session), self.device)
+    def require_memory(self, preset: Preset, height: int, width: int, *, held: int = 0, **session: Any) -> None:
+        """Raises MemoryPlanError when a session of this size does not fit beside the weights.
+
+        held: bytes of it that are there already, such as an encoded picture. session: as estimate.
+        """
+        require_free(self.estimate(preset, height, width, **session), self.device, held)
 
     def encode_prompt(self, prompt: str) -> Encoded:
         """Text states of a prompt, its tokens, and whether it was too long. Raises PromptError without an encoder."""

@@ -68,7 +68,6 @@ def forecast(
         chunks=chunks,
         dtype=compute,
         cache_dtype=compute,
-        overlaps=model.load_device.type == "cuda",
         vae_dtype=getattr(vae, "vae_dtype", torch.float32),
     )
     needed = replace(needed, transformer=_weights(model, inside, weight_dtype, compute.itemsize))

@@ -53,12 +53,13 @@ def rand(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tens
 
 
 def close(got: Tensor, expected: Tensor) -> None:
-    """Equal up to the order of float32 sums, or to a neighbour in 16 bits now and then."""
+    """Equal up to the order of float32 sums (Triton's are TF32 on a GPU), or to a neighbour in 16 bits now and then."""
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     error = (got.float() - expected.float()).abs() / (1 + expected.float().abs())
+    exact = 1e-5 if INTERPRETED else 4e-3
     # Triton's interpreter cuts where a GPU rounds.
-    assert error.max() <= (2e-5 if got.dtype == torch.float32 else 2**-5 if INTERPRETED else 2**-6)
+    assert error.max() <= (exact if got.dtype == torch.float32 else 2**-5 if INTERPRETED else 2**-6)
 
 
 def small_vae(dtype: torch.dtype = torch.float32, operations: object = nn) -> WanVAE:
