@@ -1,8 +1,8 @@
 """The transformer in CUDA graphs, for a walk whose window is full.
 
 A pass launches about a thousand kernels, which costs the host some forty milliseconds. Once a window is full every
-chunk does the same to tensors of the same sizes, so the launches are recorded once and replayed: the host is free, and
-the gaps between kernels close. Results are bitwise those of the transformer itself.
+chunk does the same to tensors of the same sizes, so the launches are recorded once and replayed: the host is free for
+everything else. Results are bitwise those of the transformer itself.
 
 What a graph reads must stay where it was: keys and values do (kv_cache.py), the camera's scale and shift are made by a
 graph of their own, and the small rest is copied into place. So it is for models whose weights nobody moves.
