@@ -75,7 +75,7 @@ def routes(service: Service, visitors: Callable[[], Visitors]) -> list[web.Route
     async def sessions(_: web.Request) -> web.StreamResponse:
         return web.json_response({"state": service.state, "sessions": service.sessions()})
 
-    return [web.get(path, _guarded(handler, visitors)) for path, handler in
+    return [web.get(path, guarded(handler, visitors)) for path, handler in
             ((CAMERA, camera), (VIDEO, video), (SESSIONS, sessions))]  # fmt: skip
 
 
@@ -94,14 +94,16 @@ def application(service: Service, visitors: Visitors) -> web.Application:
         return web.FileResponse(WEB / "player.html")
 
     app.add_routes(routes(service, lambda: visitors))
-    app.add_routes([web.get(path, _guarded(handler, lambda: visitors)) for path, handler in
+    app.add_routes([web.get(path, guarded(handler, lambda: visitors)) for path, handler in
                     (("/health", health), ("/metrics", metrics), ("/", page))])  # fmt: skip
     app.router.add_static("/", WEB)
     app.on_shutdown.append(lambda _: _close_sockets(service))
     return app
 
 
-def _guarded(handler: Handler, visitors: Callable[[], Visitors]) -> Handler:
+def guarded(handler: Handler, visitors: Callable[[], Visitors]) -> Handler:
+    """The handler, for accepted visitors only."""
+
     async def checked(request: web.Request) -> web.StreamResponse:
         if (refusal := visitors().refusal(request)) is not None:
             return web.json_response({"error": refusal}, status=403)
