@@ -89,7 +89,8 @@ class Outbox:
                 await self._socket.close(code=code, message=reason.encode()[:123])
                 return
             try:
-                await asyncio.wait_for(self._news.wait(), self._silence)
+                async with asyncio.timeout(self._silence):  # wait_for of Python 3.11 loses cancels
+                    await self._news.wait()
             except TimeoutError:
                 await self._mark()
             oldest = next(iter(self._unread.values()), None)
@@ -107,7 +108,8 @@ class Outbox:
 
     async def _guarded(self, sending: Any) -> None:
         try:
-            await asyncio.wait_for(sending, self._patience)
+            async with asyncio.timeout(self._patience):
+                await sending
         except TimeoutError:
             raise self._abort("reads too slowly") from None
         except (ConnectionError, RuntimeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,12 @@ from .live_world import LiveWorld
 RATE, BURST = 400.0, 800.0
 """Messages a second that are read, and at once after a silence. Pages send a few dozen."""
 HELLO_SECONDS = 10.0
+COMMANDS = (
+    "start", "pause", "step", "stop", "restart", "rewind", "prompt", "settings", "snapshot", "replay",
+)  # fmt: skip
+"""What only the driver may say, besides control."""
+_LARGE = Limits(items=50_000_000)
+"""A record is one text; the brackets in it are counted as entries."""
 
 
 class LiveSocket:
@@ -128,16 +135,25 @@ class LiveSocket:
             return
         seq = None
         try:
-            most = MAX_TEXT if len(data) <= MAX_TEXT or not data.startswith('{"type":"replay"') else MAX_RECORD
-            if len(data) > most:
-                raise MessageError(f"the message has {len(data)} characters; at most {most} are read")
-            message = read_json(data, self._limits)
+            message = await self._read(data)
             seq = read_seq(message)
             await self._dispatch(message_type(message), message, seq)
         except MessageError as error:
             self._refuse(error, seq)
         except LingBotError as error:
             self._refuse(MessageError(str(error), code="internal"), seq)
+        except Exception as error:  # a mistake of ours ends no connection
+            logging.getLogger("lingbot_world.live").error("a message could not be worked on", exc_info=error)
+            name = type(error).__name__
+            self._refuse(MessageError(f"something failed inside the server ({name})", code="internal"), seq)
+
+    async def _read(self, data: str) -> dict[str, Any]:
+        if len(data) <= MAX_TEXT:
+            return read_json(data, self._limits)
+        most = MAX_RECORD if '"replay"' in data[:200] else MAX_TEXT
+        if len(data) > most:
+            raise MessageError(f"the message has {len(data)} characters; at most {most} are read")
+        return await asyncio.to_thread(read_json, data, _LARGE)
 
     async def _dispatch(self, kind: str, message: Mapping[str, Any], seq: int | None) -> None:
         if kind == "hello":
@@ -166,25 +182,12 @@ class LiveSocket:
                 return  # its frames are the answer
             case "release":
                 world.release(self)
-            case (
-                "start"
-                | "pause"
-                | "step"
-                | "stop"
-                | "restart"
-                | "rewind"
-                | "prompt"
-                | "settings"
-                | "snapshot"
-                | "replay"
-            ):
+            case _ if kind in COMMANDS:
                 self._require_wheel(world)
                 answer = await self._command(world, kind, message)
             case _:
-                raise MessageError(
-                    f"type {kind!r:.60} is unknown; use hello, control, start, pause, step, stop, restart, rewind, prompt, "
-                    "settings, snapshot, record, replay, claim, release, visible or ping"
-                )
+                known = ", ".join(("hello", "control", *COMMANDS, "record", "claim", "release", "visible", "ping"))
+                raise MessageError(f"type {kind!r:.60} is unknown; use one of {known}")
         self.say({"type": "done", "of": kind, "seq": seq, "time": world.time, **answer})
 
     async def _command(self, world: LiveWorld, kind: str, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,8 +265,8 @@ class LiveSocket:
             if self._dropped and loop.time() - self._told_at >= 1.0:
                 self._told_at = loop.time()
                 count, self._dropped = self._dropped, 0
-                self._refuse(MessageError(
-                    f"{count} messages were dropped: at most {RATE:.0f} a second are read", code="flooded"))  # fmt: skip
+                told = f"{count} messages were dropped: at most {RATE:.0f} a second are read"
+                self._refuse(MessageError(told, code="flooded"))
 
 
 async def quietly_close(sockets: list[web.WebSocketResponse], reason: str) -> None:

@@ -255,7 +255,7 @@ class LiveWorld:
         """Goes on; after an error it is tried again."""
         if self._stopping and self._ends:
             raise MessageError("this world was stopped; queue the workflow again", code="out_of_order")
-        self._wanted, self._stopping, self._problem, self._notice = True, False, "", ""
+        self._wanted, self._steps, self._stopping, self._problem, self._notice = True, 0, False, "", ""
         self._tell()
 
     def pause(self) -> None:
@@ -365,12 +365,14 @@ class LiveWorld:
         wait = self._pace.wait(self._loop.time())
         if wait > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
             return
         prompt, replayed = self._prompt, self._replay[0] if self._replay else None
         if replayed is not None:
             prompt = replayed.prompt
         taken: list[Taken] = []
+        steps = min(1, self._steps)  # one that is asked for while this chunk is made is another one
         begun = self._loop.time()
         shown = [begun]
         self._making = True
@@ -400,7 +402,7 @@ class LiveWorld:
                 self._wanted, self._notice = False, "the recorded way has been walked"
         elif prompt is not None:
             self._forget_prompt(prompt)
-        self._steps = max(0, self._steps - 1)
+        self._steps = max(0, self._steps - steps)
         now = self._loop.time()
         self._pace.took(shown[0] - begun, now - begun)
         self._tell_chunk()
