@@ -25,7 +25,7 @@ import numpy as np
 from ..camera.controls import Controls
 from ..camera.keys import pitch_of
 from ..engine.chunk import Chunk
-from ..engine.controls_file import ControlsRecord, dump_controls, load_controls
+from ..engine.controls_file import ControlsRecord, dump_chunk, dump_controls, load_controls
 from ..engine.drive import Drive
 from ..engine.handle import WorldHandle
 from ..engine.image import frames_to_uint8
@@ -582,6 +582,8 @@ class LiveWorld:
         }
         for viewer in self._viewers:
             viewer.say(message)
+        # The driver's page writes them down: a server that is started again knows nothing.
+        self._to_driver({"type": "line", "chunk": record.index, "line": dump_chunk(history, record.index)})
         self._tell()
 
     async def _report(self) -> None:

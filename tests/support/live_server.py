@@ -172,9 +172,9 @@ def picture(size: tuple[int, int] = SIZE) -> PreparedImage:
 
 @asynccontextmanager
 async def live_server(
-    loaded: World, *, image: PreparedImage | None = None, seed: int = 0, **options: Any
+    loaded: World, *, image: PreparedImage | None = None, seed: int = 0, port: int = 0, **options: Any
 ) -> AsyncIterator[LiveServer]:
-    """options: of LiveWorld."""
+    """port: 0 takes a free one. options: of LiveWorld."""
     host, worker = HeldHost(loaded), ThreadWorker()
     image = picture() if image is None else image
     beginning = Beginning(image, "a sunny day", loaded.preset, {**SETTINGS, "seed": seed})
@@ -183,7 +183,7 @@ async def live_server(
     world = LiveWorld(walk, worker, picture=frames_to_uint8(image.pixels[:, None])[0], **options)
     worlds = LiveWorlds()
     worlds.open("", world)
-    async with TestServer(play_application(worlds, Visitors())) as server:
+    async with TestServer(play_application(worlds, Visitors()), port=port or None) as server:
         at = LiveServer(worlds, world, host, server, worker)
         try:
             yield at
