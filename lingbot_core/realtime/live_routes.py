@@ -90,6 +90,18 @@ def live_routes(worlds: LiveWorlds, visitors: Callable[[], Visitors]) -> list[we
     return [web.get(path, guarded(handler, visitors)) for path, handler in ((LIVE, live), (RECORD, record))]
 
 
+def web_routes(prefix: str) -> list[web.RouteDef]:
+    """The modules of the live element, below a prefix. Browsers ask every time whether they are still the newest."""
+
+    async def module(request: web.Request) -> web.StreamResponse:
+        file = WEB / request.match_info["file"]
+        if file.parent != WEB or not file.is_file():
+            return web.Response(status=404)
+        return web.FileResponse(file, headers={"Cache-Control": "no-cache"})
+
+    return [web.get(prefix + "/{file}", module)]
+
+
 def play_application(worlds: LiveWorlds, visitors: Visitors, *, page: Path = WEB / "play.html") -> web.Application:
     """A server of its own for one page: the page, the socket, and /health."""
     app = web.Application()
@@ -107,6 +119,6 @@ def play_application(worlds: LiveWorlds, visitors: Visitors, *, page: Path = WEB
     app.add_routes(live_routes(worlds, lambda: visitors))
     app.add_routes([web.get(path, guarded(handler, lambda: visitors)) for path, handler in
                     (("/health", health), ("/", index))])  # fmt: skip
-    app.router.add_static("/", WEB)
+    app.add_routes(web_routes(""))
     app.on_shutdown.append(on_shutdown)
     return app

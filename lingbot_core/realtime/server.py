@@ -31,19 +31,22 @@ class Visitors:
     """Which names of this server, and which pages, are accepted.
 
     hosts: of the Host header, without the port; a page that was lured to a name of its own for this address is thus
-    kept out. Besides them IP addresses are accepted where ``any_address`` is set, which cannot be lured so. origins:
-    scheme://host:port of other servers' pages; a page of this server, and whoever sends no Origin, is accepted.
+    kept out. Besides them IP addresses are accepted where ``any_address`` is set, which cannot be lured so, and all
+    names where ``any_host`` is, for a server that is open to its network anyway. origins: scheme://host:port of other
+    servers' pages; a page of this server, and whoever sends no Origin, is accepted.
     """
 
     hosts: Collection[str] = LOCAL
     origins: Collection[str] = ()
     any_address: bool = False
+    any_host: bool = False
 
     def refusal(self, request: web.BaseRequest) -> str | None:
         """Why a request is not answered, or None."""
         host = request.headers.get("Host", "")
         name = _name(host)
-        if name not in {known.lower() for known in self.hosts} and not (self.any_address and _is_address(name)):
+        known = self.any_host or name in {known.lower() for known in self.hosts}
+        if not known and not (self.any_address and _is_address(name)):
             return f"this server does not go by the name {host[:100]!r}; start it with --allow-host for that"
         origin = request.headers.get("Origin")
         if origin is None or origin in self.origins or (host and origin.partition("://")[2] == host):
