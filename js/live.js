@@ -19,35 +19,49 @@ function socketAddress(name) {
 
 const language = () => app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en";
 
-/** Shows the walk of the node's name in `box`, until the node is gone. */
-async function show(node, box) {
+let element = null; // the module, once it is asked for
+
+/** Shows the walk of the node's name in `box` as long as the node is in a graph; it may leave it and come back. */
+function show(node, box) {
   let live = null;
   let shown = null;
-  let gone = false;
-  let createLive;
-  const onRemoved = node.onRemoved;
-  node.onRemoved = function (...rest) {
-    gone = true;
-    live?.dispose();
-    clearInterval(timer);
-    return onRemoved?.apply(this, rest);
-  };
-  const look = () => {
+  let timer = 0;
+
+  const look = async () => {
     // A value that comes over a link is not known here; the default is as good as any.
     const name = String(node.widgets?.find((one) => one.name === "name")?.value ?? "live").trim();
-    if (gone || !createLive || name === shown) return;
+    if (name === shown) return;
     shown = name;
-    live?.dispose();
-    live = createLive({ address: socketAddress(name), language: language() });
-    box.replaceChildren(live.element);
+    element ??= import(here("lingbot_world/web/live.mjs").href);
+    try {
+      const { createLive } = await element;
+      if (!timer || name !== shown) return; // the node is gone, or has another name by now
+      live?.dispose();
+      live = createLive({ address: socketAddress(name), language: language() });
+      box.replaceChildren(live.element);
+    } catch (error) {
+      element = null;
+      box.textContent = `The live view could not be loaded (${error.message}). Load the page again.`;
+    }
   };
-  const timer = setInterval(look, LOOK_EVERY);
-  try {
-    ({ createLive } = await import(here("lingbot_world/web/live.mjs").href));
-    look();
-  } catch (error) {
-    box.textContent = `The live view could not be loaded (${error.message}). Load the page again.`;
+  const begin = () => {
+    timer ||= setInterval(look, LOOK_EVERY);
+  };
+  const end = () => {
+    clearInterval(timer);
+    timer = 0;
+    shown = null;
+    live?.dispose();
+    live = null;
+  };
+  for (const [event, work] of [["onAdded", begin], ["onRemoved", end]]) {
+    const before = node[event];
+    node[event] = function (...rest) {
+      work();
+      return before?.apply(this, rest);
+    };
   }
+  begin();
 }
 
 app.registerExtension({

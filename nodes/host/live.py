@@ -216,8 +216,11 @@ class _Run:
             self._progress.say(text)
 
     def outputs(self, walk: HostWalk, world: LiveWorld, begun: int, *, anew: bool) -> Walked:
-        """After the end. anew: the file does not hold just the frames since ``begun``, because chunks were taken back, or
-        taken over from the walk before; it is written once more."""
+        """After the end.
+
+        anew: the file does not hold just the frames since ``begun``, because chunks were taken back, or
+        taken over from the walk before; it is written once more.
+        """
         handle = walk.handle
         history = handle.history
         if len(history) <= begun:

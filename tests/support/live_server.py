@@ -171,25 +171,34 @@ def picture(size: tuple[int, int] = SIZE) -> PreparedImage:
 
 
 @asynccontextmanager
-async def live_server(
-    loaded: World, *, image: PreparedImage | None = None, seed: int = 0, port: int = 0, **options: Any
-) -> AsyncIterator[LiveServer]:
-    """port: 0 takes a free one. options: of LiveWorld."""
+async def live_world(
+    loaded: World, *, image: PreparedImage | None = None, seed: int = 0, **options: Any
+) -> AsyncIterator[tuple[HeldHost, ThreadWorker, LiveWorld]]:
+    """A world that nobody runs yet. options: of LiveWorld."""
     host, worker = HeldHost(loaded), ThreadWorker()
     image = picture() if image is None else image
     beginning = Beginning(image, "a sunny day", loaded.preset, {**SETTINGS, "seed": seed})
     handle = await asyncio.wrap_future(worker.submit(lambda: host.begin(beginning)))
-    walk = HostWalk(host, handle)
-    world = LiveWorld(walk, worker, picture=frames_to_uint8(image.pixels[:, None])[0], **options)
-    worlds = LiveWorlds()
-    worlds.open("", world)
-    async with TestServer(play_application(worlds, Visitors()), port=port or None) as server:
-        at = LiveServer(worlds, world, host, server, worker)
-        try:
-            yield at
-        finally:
-            host.gate.set()
-            world.close()
-            await at.life
-            await at.client.close()
-    await asyncio.to_thread(worker.close)
+    shown = frames_to_uint8(image.pixels[:, None])[0]
+    try:
+        yield host, worker, LiveWorld(HostWalk(host, handle), worker, picture=shown, **options)
+    finally:
+        host.gate.set()
+        await asyncio.to_thread(worker.close)
+
+
+@asynccontextmanager
+async def live_server(loaded: World, *, port: int = 0, **options: Any) -> AsyncIterator[LiveServer]:
+    """port: 0 takes a free one. options: of live_world."""
+    async with live_world(loaded, **options) as (host, worker, world):
+        worlds = LiveWorlds()
+        worlds.open("", world)
+        async with TestServer(play_application(worlds, Visitors()), port=port or None) as server:
+            at = LiveServer(worlds, world, host, server, worker)
+            try:
+                yield at
+            finally:
+                host.gate.set()
+                world.close()
+                await at.life
+                await at.client.close()
