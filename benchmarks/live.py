@@ -226,13 +226,10 @@ def in_browser(model: str, seconds: float) -> dict[str, Any]:
 
 WATCH = """() => {
   window.seen = { latencies: [], chunks: [] }
-  let last = ''
+  document.querySelector('.lbw-live').addEventListener('lbw-latency', event => window.seen.latencies.push(event.detail))
   setInterval(() => {
-    const text = document.querySelector('.lbw-latency').textContent, ms = text.match(/\\d+/)
     const fps = document.querySelector('.lbw-fps').textContent.match(/makes ([\\d.]+)/)
-    if (ms && text !== last) window.seen.latencies.push(Number(ms[0]))
     if (fps) window.seen.chunks.push(12 / Number(fps[1]))
-    last = text
   }, 250)
 }"""
 

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 STRETCH = 2.0
 """A frame is shown for at most so many times its time; slower worlds stand still between their chunks."""
-BACKLOG = 0.25
+BACKLOG = 0.12
 """Seconds of frames that may wait when newer ones come; what would be shown later is dropped."""
+EARLY = 0.9
+"""A slow world's chunk is shown in so much of the time that the next one takes: it rather stands still for a moment
+than hold up the newer frames."""
 MARGIN, RESERVE = 1.15, 0.03
 """A chunk is expected to take so many times as long as the last ones, and so many seconds more."""
 _MEMORY = 0.3
@@ -52,7 +55,7 @@ class Pace:
         """A chunk's frames are there. Those before it that are due at ``first`` or later are to be dropped."""
         first = max(now, min(self._until, now + BACKLOG))
         natural = 1.0 / self.fps
-        slow = (self._seconds or 0.0) * 0.97 / frames  # a little early rather than late
+        slow = (self._seconds or 0.0) * EARLY / frames
         interval = min(max(natural, slow), STRETCH * natural)
         self._until = first + frames * interval
         return Showing(first, interval)

@@ -47,16 +47,17 @@ export function createLive({ address, language = "en", changed = () => {} }) {
   const { root, stage, parts } = view;
   const picture = new Picture(parts.canvas);
   const map = new WalkedMap(parts.map);
+  picture.onlatency = (milliseconds) => root.dispatchEvent(new CustomEvent("lbw-latency", { detail: milliseconds }));
   let status = { state: "connecting" };
   let controls = 0;
   let dropped = 0;
 
   const drives = () => link.role === "drive";
   const input = new Input(
-    (fields) => {
+    (fields, repeated) => {
       if (!drives()) return;
       controls += 1;
-      if (link.send("control", { ...fields, seq: controls })) picture.asked(controls);
+      if (link.send("control", { ...fields, seq: controls }) && !repeated) picture.asked(controls);
     },
     () => view.keys(input.held),
   );

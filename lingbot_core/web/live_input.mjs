@@ -15,7 +15,10 @@ const DEAD = 0.15; // of a stick that lies still
 const isField = (target) => target instanceof Element && target.closest("input, textarea, select") !== null;
 const still = () => [0, 0, 0, 0, 0]; // forward, right, up, pitch, yaw
 
-/** What is held and pushed now, and what to tell of it. `send(fields)` gets each control message without its number. */
+/**
+ * What is held and pushed now, and what to tell of it. `send(fields, repeated)` gets each control message without its
+ * number; a repeated one says nothing new.
+ */
 export class Input {
   held = new Set();
   #sources = new Map(); // what holds a key: a keyboard code, a button
@@ -29,7 +32,7 @@ export class Input {
 
   constructor(send, changed = () => {}) {
     [this.#send, this.#changed] = [send, changed];
-    this.#repeat = setInterval(() => (this.held.size || this.axes.some(Boolean)) && this.#tell(), REPEAT);
+    this.#repeat = setInterval(() => (this.held.size || this.axes.some(Boolean)) && this.#tell(true), REPEAT);
   }
 
   get axes() {
@@ -87,15 +90,16 @@ export class Input {
     if (!this.#timer) this.#timer = setTimeout(() => this.#tell(), PACE);
   }
 
-  #tell() {
+  #tell(repeated = false) {
     clearTimeout(this.#timer);
     this.#timer = 0;
-    this.#send({
+    const fields = {
       press: this.#press,
       held: [...this.held].sort().join(""),
       axes: this.axes,
       look: this.#look.map((degrees) => Math.round(degrees * 100) / 100),
-    });
+    };
+    this.#send(fields, repeated);
     this.#press = "";
     this.#look = [0, 0];
     this.#changed();

@@ -3,8 +3,8 @@
 const SECONDS = 2_000; // milliseconds over which frames a second are counted
 
 export class Picture {
-  latency = null; // milliseconds from a key to the first picture that knows of it, of late
-  onsize = () => {};
+  latency = null; // milliseconds from a key to the first picture that knows of it: the median of late
+  onlatency = () => {}; // gets each of them
   #canvas;
   #context;
   #newest = 0;
@@ -47,7 +47,6 @@ export class Picture {
     this.#newest = header.frame;
     if (this.#canvas.width !== image.width || this.#canvas.height !== image.height) {
       [this.#canvas.width, this.#canvas.height] = [image.width, image.height];
-      this.onsize(image.width, image.height);
     }
     this.#context.drawImage(image, 0, 0);
     image.close();
@@ -57,10 +56,12 @@ export class Picture {
   }
 
   #measure(seq) {
-    const first = this.#asked.find(([asked]) => asked <= seq);
+    const now = performance.now();
+    const answered = this.#asked.filter(([asked]) => asked <= seq).map(([, sent]) => now - sent);
     this.#asked = this.#asked.filter(([asked]) => asked > seq);
-    if (!first) return;
-    this.#latencies = [...this.#latencies, performance.now() - first[1]].slice(-9);
+    if (!answered.length) return;
+    answered.forEach((latency) => this.onlatency(latency));
+    this.#latencies = [...this.#latencies, ...answered].slice(-15);
     this.latency = [...this.#latencies].sort((a, b) => a - b)[this.#latencies.length >> 1];
   }
 }
