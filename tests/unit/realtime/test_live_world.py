@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from functools import partial
 
 import av
 import cv2
@@ -20,6 +21,8 @@ from lingbot_core.engine.image import frames_to_uint8
 from lingbot_core.engine.session import WorldSession
 from lingbot_core.engine.walked import walked_camera, walked_poses
 from lingbot_core.errors import SessionError
+from lingbot_core.realtime import live_socket
+from lingbot_core.realtime.live_outbox import Outbox
 from lingbot_core.realtime.live_world import LiveWorld
 
 
@@ -604,6 +607,24 @@ def test_a_viewer_that_does_not_read_holds_up_nobody_and_misses_frames(tiny):
             await driver.until(lambda: sum(f[0]["chunk"] >= 0 for f in driver.frames) > 40)
             [watching] = [v for v in at.world._viewers if v.client != at.world.driver.client]
             assert watching.dropped > 10
+
+    run(scenario())
+
+
+def test_a_driver_whose_machine_sleeps_is_gone_after_a_while(tiny, monkeypatch):
+    monkeypatch.setattr(live_socket, "Outbox", partial(Outbox, patience=0.6, silence=0.2))
+
+    async def scenario():
+        async with live_server(tiny) as at:
+            asleep = await at.peer()
+            await asleep.control("w")
+            await asleep.chunk(1)
+            asleep._reader.cancel()  # nobody answers a ping any more
+            viewer = await at.peer(drive=False)
+            await viewer.until(lambda: viewer.of("free"))
+            await viewer.become("waiting")
+            assert at.world.steering.held == ""
+            assert (await viewer.ask("claim"))["type"] == "done"
 
     run(scenario())
 
