@@ -11,7 +11,8 @@ from dataclasses import dataclass
 STRETCH = 2.0
 """A frame is shown for at most so many times its time; slower worlds stand still between their chunks."""
 BACKLOG = 0.12
-"""Seconds of frames that may wait when newer ones come; what would be shown later is dropped."""
+"""Seconds of a slow world's frames that may wait when newer ones come; what would be shown later is dropped. Those of a
+fast one may all wait: its next chunk began only when it had to."""
 EARLY = 0.9
 """A slow world's chunk is shown in so much of the time that the next one takes: it rather stands still for a moment
 than hold up the newer frames."""
@@ -37,7 +38,7 @@ class Pace:
 
     def __init__(self, fps: float) -> None:
         self.fps = fps
-        self._until = float("-inf")
+        self._until, self._stretched = float("-inf"), False
         self._seconds: float | None = None
         self._to_frames: float | None = None
 
@@ -53,11 +54,12 @@ class Pace:
 
     def show(self, frames: int, now: float) -> Showing:
         """A chunk's frames are there. Those before it that are due at ``first`` or later are to be dropped."""
-        first = max(now, min(self._until, now + BACKLOG))
         natural = 1.0 / self.fps
+        backlog = BACKLOG if self._stretched else frames * natural
+        first = max(now, min(self._until, now + backlog))
         slow = (self._seconds or 0.0) * EARLY / frames
         interval = min(max(natural, slow), STRETCH * natural)
-        self._until = first + frames * interval
+        self._until, self._stretched = first + frames * interval, interval > natural
         return Showing(first, interval)
 
     def wait(self, now: float) -> float:

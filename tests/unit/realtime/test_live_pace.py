@@ -59,6 +59,14 @@ def test_a_chunk_that_comes_early_drops_frames_instead_of_lagging():
     assert first.due(FRAMES - 1) > second.first
 
 
+def test_a_fast_world_that_is_early_once_shows_all_its_frames():
+    pace = Pace(FPS)
+    pace.took(0.5, 0.5)
+    first = pace.show(FRAMES, 0.0)
+    second = pace.show(FRAMES, 0.3)
+    assert second.first == pytest.approx(first.due(FRAMES - 1) + 1 / FPS)
+
+
 def test_what_it_says_of_real_time():
     pace = Pace(FPS)
     assert pace.is_real_time(FRAMES) is None
