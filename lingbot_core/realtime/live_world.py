@@ -12,13 +12,10 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,46 +29,16 @@ from ..engine.image import frames_to_uint8
 from ..engine.walked import poses_of_chunk, walked_poses
 from ..errors import LingBotError, PromptError
 from .errors import MessageError
-from .live_frames import Encoder, pack_frame
 from .live_messages import VERSION, Settings
-from .live_pace import Pace, Showing
+from .live_screen import Screen, Viewer
 from .live_steering import Speeds, Steering, Taken
 from .live_walk import Walk
 from .residents import StoppedError
 from .worker import Worker, run
 
 STATUS_SECONDS = 0.5
-WAITING_CHUNKS = 2
-"""Chunks that may wait to be encoded."""
 PATH_POINTS = 2000
 """Of the way behind, that a page is told when it comes; longer ways are thinned out."""
-
-
-class Viewer(Protocol):
-    """A connection. format: of the frames that it wants. client: the name of its page. visible: whether it is seen."""
-
-    client: str
-    format: str
-    visible: bool
-
-    def say(self, message: Mapping[str, Any], *, replaces: str | None = None) -> None: ...
-
-    def show(self, frame: bytes) -> None: ...
-
-    def forget_frames(self) -> None: ...
-
-    @property
-    def dropped(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """header: without what depends on the time. latency_from: when the control that it is the answer to had come."""
-
-    due: float
-    header: Mapping[str, Any]
-    data: Mapping[str, bytes]
-    latency_from: float | None
 
 
 class LiveWorld:
@@ -105,12 +72,9 @@ class LiveWorld:
         self.steering = Steering(self._loop.time)
         start = walk.handle.history.start
         self._first = walk.handle.chunks
-        self._pace = Pace(start.fps)
-        self._encoder = Encoder(width=start.width, height=start.height, fps=start.fps)
-        self._encoding = ThreadPoolExecutor(1, thread_name_prefix="lingbot-live")
-        self._waiting_chunks = 0
-        self._picture = picture
         self._viewers: list[Viewer] = []
+        self._screen = Screen(start, self._viewers, lambda: self.time, picture)
+        self._pace = self._screen.pace
         self._wanted, self._keep_going = running, keep_going
         self._steps, self._rewinds, self._rewind_all = 0, 0, False
         self._prompt: str | None = None
@@ -119,12 +83,6 @@ class LiveWorld:
         self._problem = self._notice = ""
         self._making = False
         self._news = asyncio.Event()
-        self._queue: deque[_Frame] = deque()
-        self._queued = asyncio.Event()
-        self._generation = 0  # rises when what waits to be shown is of a place that was left
-        self._shown = 0
-        self._newest: tuple[dict[str, Any], np.ndarray] | None = None
-        self._latencies: deque[float] = deque(maxlen=32)
         self._poses = walked_poses(walk.handle.history)
 
     # What can be asked at any time
@@ -173,7 +131,7 @@ class LiveWorld:
             "chunk_seconds": None if seconds is None else round(seconds, 3),
             "real_time": self._pace.is_real_time(frames),
             "buffer": round(self._pace.ahead(now), 3),
-            "latency": round(median(self._latencies), 3) if self._latencies else None,
+            "latency": None if self._screen.latency is None else round(self._screen.latency, 3),
             "cache_bytes": self.walk.nbytes(),
             "process_bytes": _resident(),
             "held": self.steering.held,
@@ -215,9 +173,7 @@ class LiveWorld:
             }
         )  # fmt: skip
         viewer.say(self.status(), replaces="status")
-        if viewer.format == "fragments":
-            self._encoding.submit(self._send_init, viewer)
-        self._send_newest(viewer)
+        self._screen.welcome(viewer)
         self._news.set()
 
     def leave(self, viewer: Viewer) -> None:
@@ -329,7 +285,7 @@ class LiveWorld:
 
     async def run(self) -> None:
         """Makes chunks until it is closed, or stopped where that ends it."""
-        helpers = [asyncio.ensure_future(work()) for work in (self._play, self._report)]
+        helpers = [asyncio.ensure_future(work()) for work in (self._screen.play, self._report)]
         try:
             while not (self.over or (self._stopping and self._ends)):
                 self._news.clear()
@@ -344,7 +300,7 @@ class LiveWorld:
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
-            await asyncio.to_thread(self._encoding.shutdown)
+            await asyncio.to_thread(self._screen.close)
             self._tell()
 
     def close(self) -> None:
@@ -426,14 +382,14 @@ class LiveWorld:
             shown[0] = self._loop.time()
             if self._on_chunk is not None:
                 self._on_chunk(chunk, frames)
-            self._encode(chunk.index, frames, taken[0] if taken else None)
+            self._screen.put(chunk.index, frames, taken[0] if taken else None)
 
         walk.advance(steer, prompt=prompt, on_step=on_step, on_frames=on_frames)
 
     async def _take_back(self) -> None:
         chunks = self._first if self._rewind_all else max(self._first, self.chunks - self._rewinds)
         self._rewinds, self._rewind_all = 0, False
-        self._forget_shown()
+        self._screen.clear()
         self._making = True
         try:
             await run(self._worker, partial(self.walk.rewind, chunks))
@@ -446,116 +402,13 @@ class LiveWorld:
             self._making = False
         self.rewound = True
         self._notice = ""
-        self._newest = None
         latents = self.walk.handle.history.start.preset.chunk
         self._poses = self._poses[: chunks * latents]
         for viewer in self._viewers:
             viewer.say({"type": "rewound", "time": self.time, "chunks": chunks, "latents": len(self._poses)})
-            if not chunks:
-                self._send_newest(viewer)
+            if not chunks and viewer.format != "fragments":
+                self._screen.welcome(viewer)
         self._tell()
-
-    # Frames
-
-    def _encode(self, index: int, frames: np.ndarray, taken: Taken | None) -> None:
-        """From the worker's thread: the encoder's takes over."""
-        formats = {viewer.format for viewer in list(self._viewers)}
-        generation = self._generation
-        header = {"type": "frame", "chunk": index, "of": len(frames), "seq": -1 if taken is None else taken.seq}
-        since = None if taken is None else taken.at
-        self._newest = ({**header, "index": len(frames) - 1}, frames[-1])
-
-        def show(number: int, data: Mapping[str, bytes]) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._arrived, generation, {**header, "index": number}, data, since)
-
-        def work() -> None:
-            try:
-                self._encoder.chunk(frames, formats, show)
-            except Exception as error:
-                _log(error)
-            finally:
-                self._waiting_chunks -= 1
-
-        if self._waiting_chunks >= WAITING_CHUNKS:
-            return  # never the newest frames late: these are in the world, and nobody sees them
-        with suppress(RuntimeError):  # it has been shut down
-            self._encoding.submit(work)
-            self._waiting_chunks += 1
-
-    def _arrived(self, generation: int, header: dict[str, Any], data: Mapping[str, bytes], since: float | None) -> None:
-        if generation != self._generation:
-            return
-        if header["index"] == 0:
-            self._showing: Showing = self._pace.show(header["of"], self._loop.time())
-            self._queue = deque(frame for frame in self._queue if frame.due < self._showing.first)
-        due = self._showing.due(header["index"])
-        self._queue.append(_Frame(due, header, data, since if header["index"] == 0 else None))
-        self._queued.set()
-
-    async def _play(self) -> None:
-        """Lets every frame go when its time has come."""
-        while True:
-            if not self._queue:
-                self._queued.clear()
-                await self._queued.wait()
-                continue
-            frame = self._queue[0]
-            wait = frame.due - self._loop.time()
-            if wait > 0:
-                await asyncio.sleep(min(wait, 0.1))  # what waits may change meanwhile
-                continue
-            self._queue.popleft()
-            self._release(frame)
-
-    def _release(self, frame: _Frame) -> None:
-        self._shown += 1
-        if frame.latency_from is not None:
-            self._latencies.append(self._loop.time() - frame.latency_from)
-        header = {**frame.header, "frame": self._shown, "time": self.time}
-        packed: dict[str, bytes] = {}
-        for viewer in self._viewers:
-            data = frame.data.get(viewer.format)
-            if data is not None and viewer.visible:
-                if viewer.format not in packed:
-                    packed[viewer.format] = pack_frame({**header, "format": viewer.format}, data)
-                viewer.show(packed[viewer.format])
-
-    def _send_newest(self, viewer: Viewer) -> None:
-        """The picture where the world stands, for a page that comes, off the event loop."""
-        if self._newest is not None:
-            header, frame = self._newest
-        elif self._picture is not None:
-            header, frame = {"type": "frame", "chunk": -1, "index": 0, "of": 1, "seq": -1}, self._picture
-        else:
-            return
-
-        def work() -> None:
-            if viewer.format == "fragments":
-                return  # a player needs whole fragments
-            from .live_frames import encode_picture
-
-            data = encode_picture(frame, viewer.format)
-            packed = pack_frame({**header, "frame": self._shown, "time": self.time, "format": viewer.format}, data)
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(viewer.show, packed)
-
-        with suppress(RuntimeError):
-            self._encoding.submit(work)
-
-    def _send_init(self, viewer: Viewer) -> None:
-        """In the encoder's thread: what a player needs before its first fragment."""
-        header = {"type": "init", "format": "fragments", "time": self.time}
-        packed = pack_frame(header, self._encoder.init_segment())
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(viewer.show, packed)
-
-    def _forget_shown(self) -> None:
-        self._generation += 1
-        self._queue.clear()
-        self._pace.cut()
-        for viewer in self._viewers:
-            viewer.forget_frames()
 
     # Telling
 
@@ -589,7 +442,7 @@ class LiveWorld:
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(STATUS_SECONDS)
-            if self._viewers and (self._making or self._queue or self.steering.held):
+            if self._viewers and (self._making or self._screen.is_busy or self.steering.held):
                 self._tell()
 
     def _to_driver(self, message: Mapping[str, Any]) -> None:

@@ -676,7 +676,7 @@ def test_a_page_may_come_before_its_world_and_stay_after_it(tiny):
                 pass
             assert told["reason"] == "the run is over"
             assert other.driver is None
-            other._encoding.shutdown()
+            other._screen.close()
             await socket.close()
 
     run(scenario())
