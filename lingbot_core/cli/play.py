@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 from functools import partial
 from pathlib import Path
@@ -193,6 +194,9 @@ def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
         "first_delta": "from_rest",
         "rewind_depth": REWIND_DEPTH,
     }
+    # What is loaded stays: looking through all of it for garbage would hold up the event loop for half a second.
+    gc.collect()
+    gc.freeze()
     host = LoadedHost(world)
     walk = HostWalk(host, host.begin(Beginning(image, args.prompt, world.preset, settings)))
     start = walk.history.start

@@ -162,14 +162,14 @@ class LiveWorld:
             self._seat(viewer)
             role = "drive"
         history = self.walk.handle.history
-        start, points = history.start, self._points(self._poses)
+        start, thinned = history.start, max(1, math.ceil(len(self._poses) / PATH_POINTS))
         viewer.say(
             {
                 "type": "hello", "v": VERSION, "time": self.time, "instance": self.instance, "role": role,
                 "reason": "somebody else drives; you are watching" if drive and role == "watch" else "",
                 "width": start.width, "height": start.height, "fps": start.fps, "chunk_latents": start.preset.chunk,
                 "preset": start.preset.label, "seed": start.seed, "translation_unit": start.translation_unit,
-                "path": points[:: max(1, math.ceil(len(points) / PATH_POINTS))],
+                "path": self._points(self._poses[::thinned]),
             }
         )  # fmt: skip
         viewer.say(self.status(), replaces="status")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 from functools import partial
@@ -627,6 +628,21 @@ def test_a_driver_whose_machine_sleeps_is_gone_after_a_while(tiny, monkeypatch):
             assert (await viewer.ask("claim"))["type"] == "done"
 
     run(scenario())
+
+
+def test_pages_that_come_and_vanish_leave_nothing_behind(tiny):
+    async def scenario():
+        async with live_server(tiny) as at:
+            await at.peer()
+            for number in range(30):
+                viewer = await at.peer(drive=False, format=("jpeg", "webp", "fragments")[number % 3])
+                await viewer.leave() if number % 2 else viewer.vanish()
+                del viewer
+            await asyncio.sleep(0.5)
+            gc.collect()
+            return len(at.world._viewers), sum(isinstance(one, live_socket.LiveSocket) for one in gc.get_objects())
+
+    assert run(scenario()) == (1, 1)
 
 
 def test_a_chunk_that_fails_is_told_keeps_the_world_and_can_be_tried_again(tiny):
