@@ -640,7 +640,7 @@ def test_pages_that_come_and_vanish_leave_nothing_behind(tiny):
                 del viewer
             await asyncio.sleep(0.5)
             gc.collect()
-            return len(at.world._viewers), sum(isinstance(one, live_socket.LiveSocket) for one in gc.get_objects())
+            return len(at.world._viewers), sum(type(one) is live_socket.LiveSocket for one in gc.get_objects())
 
     assert run(scenario()) == (1, 1)
 
