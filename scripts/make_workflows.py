@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from comfy_client import Client, files_of  # noqa: E402
 from comfy_page import FLAGS, ComfyPage, find_chromium  # noqa: E402
 from comfy_server import make_server  # noqa: E402
+from live_driver import Driver, drive  # noqa: E402
 from workflow_drawings import DRAWINGS, PICTURE  # noqa: E402
 
 WORKFLOWS = ROOT / "workflows"
@@ -118,7 +119,8 @@ def make_thumbnail(client: Client, name: str) -> None:
 
     prompt = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
-        files = [client.download(item, Path(folder)) for item in files_of(client.run(prompt, timeout=300))]
+        outputs = walk_and_run(client, prompt) if name == "live_world" else client.run(prompt, timeout=300)
+        files = [client.download(item, Path(folder)) for item in files_of(outputs)]
         frames = {}
         for file in sorted(files):
             with av.open(str(file)) as video:
@@ -132,6 +134,24 @@ def make_thumbnail(client: Client, name: str) -> None:
     picture = Image.fromarray(np.vstack([np.hstack(row) for row in rows]))
     picture.save(WORKFLOWS / f"{name}.jpg", quality=88)
     print((WORKFLOWS / f"{name}.jpg").relative_to(ROOT))
+
+
+def walk_and_run(client: Client, prompt: dict[str, Any]) -> dict[str, Any]:
+    """A workflow that waits for somebody to walk."""
+
+    async def walk(driver: Driver) -> None:
+        for held in ("w", "w", "wl", "w"):
+            await driver.step(held)
+        await driver.ask("stop")
+
+    waiting = {
+        node: content | {"inputs": content["inputs"] | {"paused": True}}
+        if content["class_type"] == "LingBotLiveWorld" else content
+        for node, content in prompt.items()
+    }  # fmt: skip
+    running = client.queue(waiting)
+    drive(client, walk)
+    return client.wait(running, 300)["outputs"]
 
 
 def main() -> int:

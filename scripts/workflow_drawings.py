@@ -127,6 +127,28 @@ DRAWINGS = {
             Group("Right", (1800, 560, 900, 540), "#7e3f4e"),
         ),
     ),
+    "live_world": Drawing(
+        (
+            *model_and_start(clip="model.CLIP"),
+            Node("live", "LingBotLiveWorld", (1380, 80), {"keep_going": False}, {"world": "world.world"},
+                 "Walk", (520, 900)),
+            save("save", (1980, 80), "live", "live_world", "Save the Walk"),
+            advance("again", (1980, 580), "world", "Walk It Again", controls="live.controls",
+                    length="all of the controls"),
+            save("save_again", (2440, 580), "again", "live_world_again", "Save It Again"),
+            note(
+                (40, 900),
+                "## Live world\n\nQueue it, click the picture on *Walk*, and hold W A S D. It runs until *Stop*; then "
+                "the walk is saved, and walked again from its controls: both videos are the same, frame by frame. "
+                "*snapshot* and *world* of *Walk* are places to go on from.\n\n" + ABOUT,
+            ),
+        ),
+        (
+            *LEFT,
+            Group("Walk", (1360, 0, 560, 1040), "#3f7e4e"),
+            Group("What comes out", (1960, 0, 920, 1040), "#7e6b3f"),
+        ),
+    ),
     "events": Drawing(
         (
             *model_and_start(clip="model.CLIP", controls="events.controls"),

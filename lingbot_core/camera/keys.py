@@ -154,29 +154,57 @@ def step_pose(pose: ArrayLike, keys: Iterable[str], steps: KeySteps) -> Array:
     The pitch is read from the pose, so that steering may begin anywhere. A pose that already looks beyond the limit may
     still turn back towards the horizon.
     """
-    before = np.asarray(pose, dtype=np.float64)
     held = parse_keys(keys)
 
     def axis(positive: str, negative: str) -> int:
         return (positive in held) - (negative in held)
 
-    pitch = axis("i", "k") * steps.pitch_deg
+    return move_pose(
+        pose,
+        forward=axis("w", "s"),
+        right=axis("d", "a"),
+        pitch_deg=axis("i", "k") * steps.pitch_deg,
+        yaw_deg=axis("l", "j") * steps.yaw_deg,
+        distance=steps.move,
+        pitch_limit_deg=steps.pitch_limit_deg,
+    )
+
+
+def move_pose(
+    pose: ArrayLike,
+    *,
+    forward: float = 0.0,
+    right: float = 0.0,
+    up: float = 0.0,
+    pitch_deg: float = 0.0,
+    yaw_deg: float = 0.0,
+    distance: float = PER_LATENT.move,
+    pitch_limit_deg: float = PER_LATENT.pitch_limit_deg,
+) -> Array:
+    """The pose [4, 4] after one step of any size: what :func:`step_pose` does for keys, for sticks and mice, too.
+
+    forward, right, up: in steps of ``distance`` along the pose's own axes laid into the ground plane, and against the
+    world's +Y. pitch_deg, yaw_deg: up and right. A pitch that would pass the limit is dropped, the rest still happens.
+    """
+    before = np.asarray(pose, dtype=np.float64)
+    pitch = pitch_deg
     # An upside-down camera sinks when it pitches up.
     now, change = pitch_of(before), math.copysign(1.0, before[1, 1]) * pitch
-    limit = steps.pitch_limit_deg + _LIMIT_SLACK_DEG
+    limit = pitch_limit_deg + _LIMIT_SLACK_DEG
     if abs(now + change) > limit and abs(now + change) > abs(now):
         pitch = 0.0
-    yaw = axis("l", "j") * steps.yaw_deg
 
     after = np.eye(4)
     rotation = before[:3, :3]
     if pitch:
         rotation = rotation @ Rotation.from_euler("x", pitch, degrees=True).as_matrix()
-    if yaw:
-        rotation = Rotation.from_euler("y", yaw, degrees=True).as_matrix() @ rotation
+    if yaw_deg:
+        rotation = Rotation.from_euler("y", yaw_deg, degrees=True).as_matrix() @ rotation
     after[:3, :3] = rotation
-    forward, right = _in_ground_plane(rotation[:, 2]), _in_ground_plane(rotation[:, 0])
-    after[:3, 3] = before[:3, 3] + steps.move * (axis("w", "s") * forward + axis("d", "a") * right)
+    ahead, aside = _in_ground_plane(rotation[:, 2]), _in_ground_plane(rotation[:, 0])
+    after[:3, 3] = before[:3, 3] + distance * (forward * ahead + right * aside)
+    if up:
+        after[1, 3] -= distance * up
     return after
 
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from ..errors import LingBotError
 from ..version import __version__
-from . import convert, generate, inspect, serve, verify
+from . import convert, generate, inspect, play, serve, verify
 from .console import PatientStream, occupy_standard_files, patient_streams
 from .signals import Interrupts
 
-VERBS = (generate, inspect, convert, serve, verify)
+VERBS = (generate, play, inspect, convert, serve, verify)
 PACKAGES = {
     "aiohttp": "aiohttp",
     "av": "av",

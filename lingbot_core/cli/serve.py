@@ -115,7 +115,7 @@ async def _serve(args: argparse.Namespace) -> None:
     visitors = Visitors({*LOCAL, args.host, *args.allow_host}, frozenset(args.allow_origin), any_address=open_to_all)
     runner = web.AppRunner(application(service, visitors), access_log=None, shutdown_timeout=5.0)
     worker = ThreadWorker()
-    stop = _stop_on_signals()
+    stop = stop_on_signals()
     await runner.setup()
     try:
         try:
@@ -172,7 +172,7 @@ def _load_world(args: argparse.Namespace) -> LoadedHost:
     return LoadedHost(world)
 
 
-def _stop_on_signals() -> asyncio.Future[None]:
+def stop_on_signals() -> asyncio.Future[None]:
     """Done at the first Ctrl-C or SIGTERM, which lets the worker come to the end of its step, or of a model's loading;
     the second one ends at once. Where the event loop cannot catch them, they interrupt as ever."""
     loop = asyncio.get_running_loop()

@@ -48,17 +48,13 @@ class ControlsRecord:
     @classmethod
     def of(cls, history: History) -> ControlsRecord:
         """The record of a run. Raises HistoryError for one without chunks, and for noise that came from outside."""
-        controls, prompt = [], history.start.prompt
         for chunk in history.chunks:
             if chunk.noise not in NOISES:
                 raise HistoryError(
                     f"chunk {chunk.index} was made with noise {chunk.noise!r}, which a record of controls does not "
                     "hold; make the run with noise 'seeded'"
                 )
-            change = chunk.prompt if chunk.prompt != prompt or chunk.controls.prompt is not None else None
-            controls.append(dataclasses.replace(chunk.controls, prompt=change))
-            prompt = chunk.prompt
-        return cls(history.start, tuple(controls))
+        return cls(history.start, tuple(_recorded(history, index) for index in range(len(history))))
 
     def require_same(self, start: StartRecord) -> None:
         """Raises HistoryError naming the first field in which another session's start would make another world."""
@@ -76,9 +72,29 @@ def dump_controls(record: ControlsRecord) -> str:
     start["preset"] = _preset_to_json(record.start.preset)
     start["intrinsics"] = list(record.start.intrinsics)
     head = {"format": FORMAT, "version": VERSION, "chunks": len(record.controls), "start": start}
-    chunks = ({"chunk": index, **controls.to_json()} for index, controls in enumerate(record.controls))
-    lines = [json.dumps(line, allow_nan=False, ensure_ascii=False) for line in (head, *chunks)]
+    lines = [_line(head), *(_chunk_line(index, controls) for index, controls in enumerate(record.controls))]
     return as_text("\n".join(lines) + "\n")
+
+
+def dump_chunk(history: History, index: int) -> str:
+    """One chunk's line of the record of a run, for those who write it down while it goes on."""
+    return as_text(_chunk_line(index, _recorded(history, index)))
+
+
+def _recorded(history: History, index: int) -> Controls:
+    """A chunk's controls with its prompt, where that is another one than before."""
+    chunk = history.chunks[index]
+    before = history.chunks[index - 1].prompt if index else history.start.prompt
+    change = chunk.prompt if chunk.prompt != before or chunk.controls.prompt is not None else None
+    return dataclasses.replace(chunk.controls, prompt=change)
+
+
+def _chunk_line(index: int, controls: Controls) -> str:
+    return _line({"chunk": index, **controls.to_json()})
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False)
 
 
 def load_controls(text: str, *, name: str = "the record of controls") -> ControlsRecord:

@@ -144,6 +144,18 @@ class Drive:
         self._prompt = self.history.prompt
         return chunk
 
+    def rewind(self, chunks: int) -> None:
+        """Goes back to the first ``chunks`` chunks; see WorldSession.rewind.
+
+        A walk at the end of its world takes the world back with it, in place. Handles to what is taken back have a
+        history of their own and live on.
+        """
+        shorter = self.history.first(chunks)
+        if len(self._living.history) == len(self.history) > chunks:
+            self._living.wake(self._world, self._condition).rewind(chunks)
+            shorter = self._living.history
+        self.history, self._prompt, self._again = shorter, shorter.prompt, None
+
     def past(self) -> Iterator[Chunk]:
         """The chunks of the handle, decoded again one at a time."""
         for record, frames in frames_again(self._world, self._handle.history):

@@ -20,6 +20,12 @@ Code = Literal[
     "interaction_failed",
     "start_timeout",
     "stalled",
+    # And a live world:
+    "driver_taken",  # somebody else drives
+    "not_driving",  # who watches cannot steer
+    "flooded",  # messages were dropped
+    "prompt_failed",
+    "replay_failed",
 ]
 
 

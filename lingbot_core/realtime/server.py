@@ -31,19 +31,22 @@ class Visitors:
     """Which names of this server, and which pages, are accepted.
 
     hosts: of the Host header, without the port; a page that was lured to a name of its own for this address is thus
-    kept out. Besides them IP addresses are accepted where ``any_address`` is set, which cannot be lured so. origins:
-    scheme://host:port of other servers' pages; a page of this server, and whoever sends no Origin, is accepted.
+    kept out. Besides them IP addresses are accepted where ``any_address`` is set, which cannot be lured so, and all
+    names where ``any_host`` is, for a server that is open to its network anyway. origins: scheme://host:port of other
+    servers' pages; a page of this server, and whoever sends no Origin, is accepted.
     """
 
     hosts: Collection[str] = LOCAL
     origins: Collection[str] = ()
     any_address: bool = False
+    any_host: bool = False
 
     def refusal(self, request: web.BaseRequest) -> str | None:
         """Why a request is not answered, or None."""
         host = request.headers.get("Host", "")
         name = _name(host)
-        if name not in {known.lower() for known in self.hosts} and not (self.any_address and _is_address(name)):
+        known = self.any_host or name in {known.lower() for known in self.hosts}
+        if not known and not (self.any_address and _is_address(name)):
             return f"this server does not go by the name {host[:100]!r}; start it with --allow-host for that"
         origin = request.headers.get("Origin")
         if origin is None or origin in self.origins or (host and origin.partition("://")[2] == host):
@@ -75,7 +78,7 @@ def routes(service: Service, visitors: Callable[[], Visitors]) -> list[web.Route
     async def sessions(_: web.Request) -> web.StreamResponse:
         return web.json_response({"state": service.state, "sessions": service.sessions()})
 
-    return [web.get(path, _guarded(handler, visitors)) for path, handler in
+    return [web.get(path, guarded(handler, visitors)) for path, handler in
             ((CAMERA, camera), (VIDEO, video), (SESSIONS, sessions))]  # fmt: skip
 
 
@@ -94,14 +97,16 @@ def application(service: Service, visitors: Visitors) -> web.Application:
         return web.FileResponse(WEB / "player.html")
 
     app.add_routes(routes(service, lambda: visitors))
-    app.add_routes([web.get(path, _guarded(handler, lambda: visitors)) for path, handler in
+    app.add_routes([web.get(path, guarded(handler, lambda: visitors)) for path, handler in
                     (("/health", health), ("/metrics", metrics), ("/", page))])  # fmt: skip
     app.router.add_static("/", WEB)
     app.on_shutdown.append(lambda _: _close_sockets(service))
     return app
 
 
-def _guarded(handler: Handler, visitors: Callable[[], Visitors]) -> Handler:
+def guarded(handler: Handler, visitors: Callable[[], Visitors]) -> Handler:
+    """The handler, for accepted visitors only."""
+
     async def checked(request: web.Request) -> web.StreamResponse:
         if (refusal := visitors().refusal(request)) is not None:
             return web.json_response({"error": refusal}, status=403)

@@ -88,7 +88,8 @@ class ComfyHost(OfWorld):
     @contextmanager
     def drive(self, handle: WorldHandle) -> Iterator[Drive]:
         start = handle.history.start
-        room = HostRoom(handle.source, start.preset, chunks=handle.chunks + 1, rewind_depth=0, noise=start.noise)
+        depth = handle.rewind_depth
+        room = HostRoom(handle.source, start.preset, chunks=handle.chunks + 1, rewind_depth=depth, noise=start.noise)
         driven: list[Drive] = []
 
         def give_back() -> None:

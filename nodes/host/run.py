@@ -171,10 +171,13 @@ def _states(source: WorldSource, wish: Wish, route: Route) -> Mapping[str, Tenso
     return source.encode((*([wish.prompt] if wish.prompt else ()), *route.prompts))
 
 
-def _require_room(
+def require_image_room(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, keep: Sequence[Any]
 ) -> None:
-    """Raises MemoryPlanError when an IMAGE will not fit into memory. keep: patchers of the world that makes it."""
+    """Raises MemoryPlanError when an IMAGE of that shape will not fit into memory.
+
+    keep: patchers of the world that makes it.
+    """
     needed = math.prod(shape) * dtype.itemsize
     # With --gpu-only it lies on the GPU, where other models may be in its way.
     make_room(needed, device, keep)
@@ -204,7 +207,7 @@ class _Run:
         self.progress = progress
         device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
         shape = (frames if whole_image else 1, start.height, start.width, 3)
-        _require_room(shape, dtype, device, patchers)
+        require_image_room(shape, dtype, device, patchers)
         self.images = torch.empty(shape, device=device, dtype=dtype)
         self.video = RunVideo(
             width=start.width, height=start.height, fps=start.fps, tags={**tags, "lingbot_world": about}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from comfy_client import Client, Listener, files_of, problems
+from live_driver import Driver, drive
 from node_info import START_PICTURE
 from video_file import VideoFile, read_video, stored_prompt
 
@@ -71,6 +72,27 @@ def test_a_shipped_workflow_gives_its_videos_with_their_frames_rate_size_and_wor
     assert np.array_equal(one[:9], other[:9])
     if name == "branch":
         assert not np.array_equal(one[-1], other[-1])
+
+
+def test_the_live_workflow_saves_what_was_walked_and_walks_it_again(server, client, tmp_path):
+    prompt = prompt_of("live_world")
+
+    async def walk(driver: Driver) -> None:
+        await driver.ask("pause")
+        await driver.read(lambda: driver.status["state"] == "paused" and not driver.status["making"])
+        for held in ("w", "wl", "l"):
+            await driver.step(held)
+        await driver.ask("stop")
+
+    running = client.queue(prompt)
+    drive(server, walk)
+    entry = client.wait(running, 120)
+    assert entry["status"]["status_str"] == "success", problems(entry)
+    made = videos(client, entry["outputs"], tmp_path)
+    assert set(made) == {"live_world", "live_world_again"}
+    walked, again = made["live_world"].frames, made["live_world_again"].frames
+    assert len(walked) >= FRAMES[3]
+    assert np.array_equal(walked, again)
 
 
 def queue_world(server, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -351,10 +351,10 @@ def test_an_image_on_the_gpu_has_comfyui_unload_other_models_but_not_its_own_wor
     )
     gpu, shape = torch.device("cuda", 0), (12, 16, 32, 3)
     if evictable:
-        run._require_room(shape, torch.float32, gpu, room.patchers(living))
+        run.require_image_room(shape, torch.float32, gpu, room.patchers(living))
     else:
         with pytest.raises(errors(wg, "MemoryPlanError"), match="IMAGE of 12 frames"):
-            run._require_room(shape, torch.float32, gpu, room.patchers(living))
+            run.require_image_room(shape, torch.float32, gpu, room.patchers(living))
     [(needed, device, kept)] = asked
     assert needed >= 12 * 16 * 32 * 3 * 4
     assert device == gpu

@@ -1,7 +1,7 @@
 """ComfyUI's real front end (the package comfyui-frontend-package) with just enough of a server behind it.
 
 It serves the pack's own ``js`` folder and locales, and answers with the nodes of an object_info; what it is asked and
-does not know it writes down in ``unknown``.
+does not know it writes down in ``unknown``. Live worlds are the pack's own, on the embedded model: ``walk`` opens one.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from mimetypes import guess_type
@@ -16,6 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from live_server import HeldHost, live_world
+
+from lingbot_core.engine.world import World
+from lingbot_core.realtime.live_routes import LiveWorlds, live_routes, web_routes
+from lingbot_core.realtime.live_world import LiveWorld
+from lingbot_core.realtime.server import Visitors
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = "lingbot-world"
@@ -45,6 +53,33 @@ class FrontStub:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(10)
 
+    @contextmanager
+    def walk(self, loaded: World, name: str = "live", **options: Any) -> Iterator[tuple[LiveWorld, HeldHost]]:
+        """A live world of that name. options: of live_server.live_world."""
+        opened = live_world(loaded, **options)
+
+        async def begin() -> tuple[HeldHost, LiveWorld, asyncio.Future[None]]:
+            host, _, world = await opened.__aenter__()
+            self.worlds.open(name, world)
+            return host, world, asyncio.ensure_future(world.run())
+
+        async def end() -> None:
+            host.gate.set()
+            world.close()
+            await life
+            self.worlds.close(name, "the walk is over; queue the workflow to walk again")
+            await opened.__aexit__(None, None, None)
+
+        host, world, life = self.on_loop(begin())
+        try:
+            yield world, host
+        finally:
+            self.on_loop(end())
+
+    def on_loop(self, work: Any) -> Any:
+        """Runs a coroutine beside the server."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
     async def _serve(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application(client_max_size=1 << 28)
@@ -57,6 +92,8 @@ class FrontStub:
         app.router.add_route("*", "/api/userdata/{file:.*}", self._userdata)
         app.router.add_get("/api/view", self._view)
         app.router.add_get("/api/{path:.*}", self._get)
+        self.worlds = LiveWorlds()
+        app.add_routes([*live_routes(self.worlds, Visitors), *web_routes("/lingbot_world/web")])
         app.router.add_get(f"/extensions/{PACK}/{{file:.+}}", self._pack_file)
         app.router.add_get("/templates/{file:.*}", self._no_templates)
         app.router.add_get("/{file:.*}", self._front_file)
@@ -66,6 +103,7 @@ class FrontStub:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self._ready.set()
         await self._over.wait()
+        await self.worlds.hang_up("the test is over")
         await runner.cleanup()
 
     async def _socket(self, request: web.Request) -> web.WebSocketResponse:

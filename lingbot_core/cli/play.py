@@ -1,0 +1,229 @@
+"""``lingbot-world play``: walk through a world by hand, on a page of this machine, without ComfyUI."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputFileError, LingBotError
+from ..presets import PRESETS
+from ..weights.layout import TINY
+from . import arguments
+from .generate import FITS, add_machine_arguments
+from .inspect import add_part_arguments
+from .serve import stop_on_signals
+
+if TYPE_CHECKING:
+    from ..realtime.live_walk import HostWalk
+    from ..realtime.live_world import LiveWorld
+    from ..realtime.worker import ThreadWorker
+
+PORT = 8761
+PROMPT = "a sunny day"
+REWIND_DEPTH = 1
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Adds this verb to the subparsers of ``lingbot-world``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "play",
+        help="walk through a world with keys, mouse, pads or a gamepad, on a page of this machine",
+        description="Begins a world from one image and serves a page on which it is walked live, until Ctrl-C; "
+        "docs/live.md says what can be done there. Only this machine is answered, unless --host and --allow-host say "
+        "otherwise; nobody has to log in.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", required=True, help="folder or file of a LingBot-World model, or 'tiny' for the embedded one"
+    )
+    parser.add_argument(
+        "--image", type=arguments.path, metavar="FILE", help="the start image (tiny has one of its own)"
+    )
+    parser.add_argument("--prompt", default=PROMPT, help=f"what the world is at first (default: {PROMPT!r})")
+    add_part_arguments(parser.add_argument_group("parts of the model that do not lie beside it"))
+
+    recipe = parser.add_argument_group("the world")
+    recipe.add_argument("--preset", choices=sorted(PRESETS), help="sampling recipe (default: what the files point to)")
+    recipe.add_argument(
+        "--seed", type=arguments.whole(0, arguments.SEED_LIMIT - 1), default=0, help="of the noise (default: 0)"
+    )
+    recipe.add_argument(
+        "--size", type=arguments.size, help="480p, 720p, or HEIGHTxWIDTH (default: the model's own, else 480p)"
+    )
+    recipe.add_argument("--fit", choices=FITS, default="area", help="how the image is brought to size (default: area)")
+    recipe.add_argument("--paused", action="store_true", help="stand still until somebody presses Start")
+    recipe.add_argument("--keep-going", action="store_true", help="go on when nobody drives")
+
+    kept = parser.add_argument_group("what is kept when it ends")
+    file: dict[str, Any] = {"type": arguments.file_to_write, "metavar": "FILE"}
+    kept.add_argument("--output", **file, help="a video of everything that was made, NAME.mp4, written while it runs")
+    kept.add_argument("--record", **file, help="the controls, as JSON lines; the page walks them again")
+
+    reach = parser.add_argument_group("who is answered")
+    reach.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default: 127.0.0.1)")
+    reach.add_argument(
+        "--port", type=arguments.whole(0, 65535), default=PORT, help=f"0 takes a free one (default: {PORT})"
+    )
+    for option, name, words in (
+        ("--allow-host", "NAME", "another name of this server"),
+        ("--allow-origin", "URL", "another server whose pages may connect"),
+    ):
+        reach.add_argument(option, action="append", default=[], metavar=name, help=f"{words}; may be repeated")
+    reach.add_argument("--open", action="store_true", help="open the page in a browser")
+    add_machine_arguments(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is interrupted; returns 0."""
+    if args.image is None:
+        if args.model != TINY:
+            raise InputFileError(f"--image is missing: a world of {args.model} begins with a picture of yours")
+        args.image = Path(__file__).parents[1] / "web" / "start.png"
+    if args.output is not None and args.output.suffix.lower() != ".mp4":
+        raise InputFileError(f"--output {args.output} must end in .mp4, the only kind of video made here")
+    asyncio.run(_play(args))
+    return 0
+
+
+async def _play(args: argparse.Namespace) -> None:
+    if not args.host.strip():
+        raise LingBotError("--host is empty, which would be every address of this machine; write 0.0.0.0 for that")
+
+    from aiohttp import web
+
+    from ..realtime.live_routes import LiveWorlds, play_application
+    from ..realtime.server import LOCAL, Visitors
+    from ..realtime.worker import ThreadWorker
+
+    worlds, worker = LiveWorlds(), ThreadWorker()
+    visitors = Visitors(
+        {*LOCAL, args.host, *args.allow_host}, frozenset(args.allow_origin), any_address=args.host not in LOCAL
+    )
+    runner = web.AppRunner(play_application(worlds, visitors), access_log=None, shutdown_timeout=5.0)
+    stop = stop_on_signals()
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, args.host, args.port).start()
+        except OSError as error:
+            raise LingBotError(f"cannot listen on {args.host}:{args.port}: {error.strerror or error}") from None
+        host, port = runner.addresses[0][:2]
+        place = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        _say(f"loading {args.model}; the page is there already: {place}")
+        if args.open:
+            import webbrowser
+
+            await asyncio.to_thread(webbrowser.open, place)
+        await _walk(args, worlds, worker, stop, place)
+    finally:
+        await runner.cleanup()
+        await asyncio.to_thread(worker.close)
+
+
+async def _walk(
+    args: argparse.Namespace, worlds: Any, worker: ThreadWorker, stop: asyncio.Future[None], place: str
+) -> None:
+    """From the loading of the model to the end of the walk."""
+    from ..realtime.live_world import LiveWorld
+    from ..realtime.worker import run as run_on
+
+    loading = asyncio.ensure_future(run_on(worker, partial(_begin, args)))
+    waited: set[asyncio.Future[Any]] = {loading, stop}
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        loading.cancel()
+        return
+    walk, picture, writer = loading.result()
+    world = LiveWorld(
+        walk,
+        worker,
+        running=not args.paused,
+        keep_going=args.keep_going,
+        picture=picture,
+        on_chunk=None if writer is None else lambda chunk, frames: writer.write(frames),
+    )
+    worlds.open("", world)
+    life = asyncio.ensure_future(world.run())
+    _say(f"ready: walk on {place} (Ctrl-C ends it)")
+    try:
+        await asyncio.wait([life, stop], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        world.close()
+        await asyncio.gather(life, return_exceptions=True)
+        worlds.close("", "the server stops")
+        await asyncio.to_thread(_keep, args, world, writer)
+        await run_on(worker, walk.close)
+
+
+def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
+    """In the worker: the walk at its beginning, its picture, and the file that frames go to."""
+    from ..engine.image import RESOLUTIONS, frames_to_uint8, prepare_image
+    from ..engine.video import VideoWriter
+    from ..engine.world import World
+    from ..realtime.host import Beginning, LoadedHost
+    from ..realtime.live_walk import HostWalk
+    from .loading import LoadingBar
+    from .threads import limit_threads
+
+    limit_threads()
+    with LoadingBar() as bar:
+        world = World.load(
+            args.model,
+            vae=args.vae,
+            text_encoder=args.text_encoder,
+            tokenizer=args.tokenizer,
+            preset=args.preset,
+            device=args.device,
+            dtype=args.dtype,
+            attention=args.attention,
+            progress=bar,
+        )
+    size = args.size if isinstance(args.size, tuple) else None
+    area = RESOLUTIONS[args.size] if isinstance(args.size, str) else world.area
+    image = prepare_image(args.image, size=size, area=area, mode=args.fit)
+    settings = {
+        "seed": args.seed,
+        "translation_unit": 0.05,
+        "unit_rule": "key",
+        "first_delta": "from_rest",
+        "rewind_depth": REWIND_DEPTH,
+    }
+    # What is loaded stays: looking through all of it for garbage would hold up the event loop for half a second.
+    gc.collect()
+    gc.freeze()
+    host = LoadedHost(world)
+    walk = HostWalk(host, host.begin(Beginning(image, args.prompt, world.preset, settings)))
+    start = walk.history.start
+    writer = None
+    if args.output is not None:
+        writer = VideoWriter(args.output, width=start.width, height=start.height, fps=start.fps)
+    return walk, frames_to_uint8(image.pixels[:, None])[0], writer
+
+
+def _keep(args: argparse.Namespace, world: LiveWorld, writer: Any) -> None:
+    """Closes the video and writes the record; what cannot be written is told, and keeps nothing else from it."""
+    from ..engine.controls_file import ControlsRecord, dump_controls
+
+    history = world.walk.handle.history
+    if writer is not None:
+        frames = writer.abort()
+        _say(
+            f"{args.output}: {frames} frames" if frames else f"{args.output}: no frames were made, and no file is left"
+        )
+    if args.record is not None and history.chunks:
+        try:
+            args.record.write_text(dump_controls(ControlsRecord.of(history)), encoding="utf-8")
+        except OSError as error:
+            _say(f"error: {args.record} cannot be written: {error.strerror or error}")
+        else:
+            _say(f"{args.record}: the controls of {len(history)} chunks")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,80 @@
+// What the live element says, in English and Chinese.
+
+const number = (value, digits = 1) => (value == null ? "–" : value.toFixed(digits));
+
+const en = {
+  hint: "Click, then W A S D to walk, I J K L or arrows or the mouse to look, Q E down and up, space to pause",
+  stage: "The world. W A S D move, I J K L and arrows look, Q and E go down and up, space pauses, Escape leaves.",
+  map: "The walked way from above",
+  start: "Start", pause: "Pause", step: "Step", rewind: "Back", restart: "Anew", snapshot: "Snapshot", stop: "Stop",
+  toggleTitle: "Go on, or stand still after the running chunk (space)",
+  stepTitle: "Make one chunk",
+  rewindTitle: "Take the last chunk back",
+  restartTitle: "Go back to where the walk began",
+  snapshotTitle: "Remember this place, to go on from it",
+  stopTitle: "End the walk",
+  prompt: "Prompt", promptPlaceholder: "What the world is from the next chunk on", apply: "Set prompt",
+  applyTitle: "It holds from the next chunk on (Enter)",
+  move: "Moving", turn: "Turning", keep: "Keep going",
+  keepTitle: "Also when nobody drives; else the world waits",
+  moveWord: "move", lookWord: "look", up: "Up (E)", down: "Down (Q)",
+  claim: "Take the wheel", claimTitle: "Steer this world; whoever steers it now watches then",
+  again: "Walk it again", againTitle: "Walk the recorded way on the new server, then go on",
+  watching: "You are watching.", free: "Nobody drives.", noWorld: "No world is open. Queue the workflow.",
+  lost: "The connection is lost. This page comes back by itself once the server is there.",
+  restarted: (chunks) => `The server was started anew, and the world with it. ${chunks} recorded chunks can be walked again.`,
+  snapped: (chunks) => `The place after chunk ${chunks} is remembered.`,
+  reasons: {},
+  states: {
+    connecting: "connecting", lost: "not connected", closed: "no world", running: "running", paused: "paused",
+    waiting: "waiting for a driver", replaying: "walking a record", failed: "failed", stopped: "stopped",
+  },
+  chunk: (chunks, seconds) => `chunk ${chunks} · ${number(seconds)} s of world`,
+  fps: (made, shown) => `makes ${number(made)} fps, shows ${number(shown)}`,
+  latency: (ms) => (ms == null ? "" : `key to picture ${Math.round(ms)} ms`),
+  buffer: (seconds, dropped) => `buffer ${number(seconds)} s${dropped ? `, ${dropped} dropped` : ""}`,
+  memory: (process, cache) => `memory ${Math.round(process)} MiB, cache ${Math.round(cache)}`,
+  slow: (made, wanted) => `Slower than real time: ${number(made)} of ${number(wanted, 0)} frames a second are made here.`,
+};
+
+const zh = {
+  ...en,
+  hint: "点击画面，然后用 W A S D 行走，I J K L、方向键或鼠标环视，Q E 下降和上升，空格暂停",
+  stage: "世界画面。W A S D 移动，I J K L 和方向键环视，Q 和 E 下降和上升，空格暂停，Esc 离开。",
+  map: "走过的路（俯视）",
+  start: "开始", pause: "暂停", step: "单步", rewind: "后退", restart: "重来", snapshot: "快照", stop: "停止",
+  toggleTitle: "继续，或在当前块完成后停住（空格）",
+  stepTitle: "只生成一块",
+  rewindTitle: "收回最后一块",
+  restartTitle: "回到这次行走的起点",
+  snapshotTitle: "记住这个位置，以便从这里继续",
+  stopTitle: "结束行走",
+  prompt: "提示词", promptPlaceholder: "从下一块起，世界是什么样", apply: "设定提示词", applyTitle: "从下一块起生效（回车）",
+  move: "移动速度", turn: "转动速度", keep: "无人驾驶也继续", keepTitle: "关闭时，没有人驾驶世界就会等待",
+  moveWord: "移动", lookWord: "环视", up: "上升 (E)", down: "下降 (Q)",
+  claim: "接管驾驶", claimTitle: "由你驾驶这个世界；现在的驾驶者改为观看",
+  again: "重走一遍", againTitle: "在新的服务器上重走记录的路，然后继续",
+  watching: "你正在观看。", free: "没有人在驾驶。", noWorld: "没有打开的世界。请运行工作流。",
+  lost: "连接已断开。服务器恢复后，本页会自动重连。",
+  restarted: (chunks) => `服务器已重新启动，世界也随之重来。可以重走已记录的 ${chunks} 块。`,
+  snapped: (chunks) => `已记住第 ${chunks} 块之后的位置。`,
+  reasons: {
+    "somebody else drives; you are watching": "别人正在驾驶，你正在观看。",
+    "another page has taken the wheel": "另一个页面接管了驾驶。",
+    "this page has connected once more": "本页面已重新连接。",
+    "the recorded way has been walked": "记录的路已走完。",
+  },
+  states: {
+    connecting: "连接中", lost: "未连接", closed: "没有世界", running: "运行中", paused: "已暂停",
+    waiting: "等待驾驶者", replaying: "重走记录", failed: "出错", stopped: "已停止",
+  },
+  chunk: (chunks, seconds) => `第 ${chunks} 块 · 世界 ${number(seconds)} 秒`,
+  fps: (made, shown) => `生成 ${number(made)} 帧/秒，显示 ${number(shown)}`,
+  latency: (ms) => (ms == null ? "" : `按键到画面 ${Math.round(ms)} 毫秒`),
+  buffer: (seconds, dropped) => `缓冲 ${number(seconds)} 秒${dropped ? `，丢弃 ${dropped} 帧` : ""}`,
+  memory: (process, cache) => `内存 ${Math.round(process)} MiB，缓存 ${Math.round(cache)}`,
+  slow: (made, wanted) => `慢于实时：这里每秒只能生成 ${number(made)} 帧，而视频为 ${number(wanted, 0)} 帧。`,
+};
+
+/** The texts of a language; English for one that is not here. */
+export const texts = (language) => (language.startsWith("zh") ? zh : en);
