@@ -15,7 +15,8 @@ FITS = ("area", "stretch", "crop", "pad")
 NOISES = ("seeded", "reference")
 FIRST_DELTAS = ("identity", "from_rest")
 KEY_STEP_NAMES = ("per-latent", "per-video")
-DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16", "float8")
+VAE_DTYPE_NAMES = ("auto", "float32", "bfloat16", "float16")
+DTYPE_NAMES = (*VAE_DTYPE_NAMES, "float8")
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
@@ -160,7 +161,7 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--device", type=arguments.device, default="auto", metavar="D", help="auto, cpu, cuda, cuda:N")
     machine.add_argument("--dtype", choices=DTYPE_NAMES, default="auto", help="of the transformer")
     machine.add_argument(
-        "--vae-dtype", choices=DTYPE_NAMES, default="auto", help="of the VAE's decoder; the encoder is float32"
+        "--vae-dtype", choices=VAE_DTYPE_NAMES, default="auto", help="of the VAE's decoder; the encoder is float32"
     )
     machine.add_argument(
         "--decoder",

@@ -1,11 +1,16 @@
-"""How far the loading of a model is: a bar on a terminal, a line every few seconds anywhere else."""
+"""A command's model, and how far its loading is: a bar on a terminal, a line every few seconds anywhere else."""
 
 from __future__ import annotations
 
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ..engine.world import World
 
 GB = 10**9
 
@@ -57,3 +62,27 @@ class WarmingBar(LoadingBar):
 
     def _shown(self, done: int, total: int) -> str:
         return f"{done} of {total}"
+
+
+def load_world(args: argparse.Namespace) -> World:
+    """What the arguments of a model and of the machine name, ready to make its first chunk. Raises as World.load."""
+    from ..engine.warm import warm_up
+    from ..engine.world import World
+
+    with LoadingBar() as loading:
+        world = World.load(
+            args.model,
+            vae=args.vae,
+            text_encoder=args.text_encoder,
+            tokenizer=args.tokenizer,
+            preset=args.preset,
+            device=args.device,
+            dtype=args.dtype,
+            vae_dtype=args.vae_dtype,
+            decoder=args.decoder,
+            attention=args.attention,
+            progress=loading,
+        )
+    with WarmingBar() as warming:
+        warm_up(world, warming)
+    return world

@@ -165,25 +165,13 @@ def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
     """In the worker: the walk at its beginning, its picture, and the file that frames go to."""
     from ..engine.image import RESOLUTIONS, frames_to_uint8, prepare_image
     from ..engine.video import VideoWriter
-    from ..engine.world import World
     from ..realtime.host import Beginning, LoadedHost
     from ..realtime.live_walk import HostWalk
-    from .loading import LoadingBar
+    from .loading import load_world
     from .threads import limit_threads
 
     limit_threads()
-    with LoadingBar() as bar:
-        world = World.load(
-            args.model,
-            vae=args.vae,
-            text_encoder=args.text_encoder,
-            tokenizer=args.tokenizer,
-            preset=args.preset,
-            device=args.device,
-            dtype=args.dtype,
-            attention=args.attention,
-            progress=bar,
-        )
+    world = load_world(args)
     size = args.size if isinstance(args.size, tuple) else None
     area = RESOLUTIONS[args.size] if isinstance(args.size, str) else world.area
     image = prepare_image(args.image, size=size, area=area, mode=args.fit)

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from ..engine.image import frames_to_uint8
 from ..engine.session import Chunk, WorldSession
 from ..engine.video import VideoWriter
-from ..engine.warm import warm_up
 from ..engine.world import World
 from ..errors import InputFileError, VideoError
 from ..models.text import Encoded
 from .latents import LatentFolder
-from .loading import LoadingBar, WarmingBar
+from .loading import load_world
 from .prepare import Job, about_weights
 from .progress import Progress
 from .report import Measured, ReservedFile, build_report, length_text, one_line, reserved_size, video_tags
@@ -133,22 +132,7 @@ class _Recording:
     def _load(self) -> World:
         begun = time.monotonic()
         args = self.job.args
-        with LoadingBar() as bar:
-            world = World.load(
-                args.model,
-                vae=args.vae,
-                text_encoder=args.text_encoder,
-                tokenizer=args.tokenizer,
-                preset=args.preset,
-                device=args.device,
-                dtype=args.dtype,
-                vae_dtype=args.vae_dtype,
-                decoder=args.decoder,
-                attention=args.attention,
-                progress=bar,
-            )
-        with WarmingBar() as bar:
-            warm_up(world, bar)
+        world = load_world(args)
         if world.device.type == "cpu":
             limit_threads()
         about = about_weights(self.job.layout)

@@ -146,30 +146,12 @@ async def _load(args: argparse.Namespace, worker: ThreadWorker) -> tuple[LoadedH
 
 
 def _load_world(args: argparse.Namespace) -> LoadedHost:
-    from ..engine.warm import warm_up
-    from ..engine.world import World
     from ..realtime.host import LoadedHost
-    from .loading import LoadingBar, WarmingBar
+    from .loading import load_world
     from .threads import limit_threads
 
     limit_threads()
-    with LoadingBar() as bar:
-        world = World.load(
-            args.model,
-            vae=args.vae,
-            text_encoder=args.text_encoder,
-            tokenizer=args.tokenizer,
-            preset=args.preset,
-            device=args.device,
-            dtype=args.dtype,
-            vae_dtype=args.vae_dtype,
-            decoder=args.decoder,
-            attention=args.attention,
-            progress=bar,
-        )
-    with WarmingBar() as bar:
-        warm_up(world, bar)
-    return LoadedHost(world)
+    return LoadedHost(load_world(args))
 
 
 def stop_on_signals() -> asyncio.Future[None]:

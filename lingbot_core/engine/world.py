@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class World:
             preset = get_preset(preset)
         chosen = preset or layout.require_preset()
         where = _device(device)
-        kind, decoding = _dtype(dtype, where), _dtype(vae_dtype, where)
+        kind, decoding = _dtype(dtype, where, DTYPE_NAMES), _dtype(vae_dtype, where)
         bar = Progress(progress, stored_bytes(layout))
         dit = load_dit(
             layout,
@@ -220,11 +220,12 @@ def _device(device: str | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def _dtype(dtype: str | torch.dtype, device: torch.device, known: Sequence[str] = ("auto", *DTYPES)) -> torch.dtype:
+    """What is computed in; with float8, what surrounds it."""
     if isinstance(dtype, torch.dtype):
         return dtype
+    if dtype not in known:
+        raise WeightsError(f"dtype {dtype!r} is unknown; use {', '.join(known)}")
     if dtype in ("auto", FLOAT8):
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if dtype not in DTYPES:
-        raise WeightsError(f"dtype {dtype!r} is unknown; use {', '.join(DTYPE_NAMES)}")
     return DTYPES[dtype]

@@ -256,9 +256,10 @@ def test_start_overrides_reach_the_recipe_and_the_report(graph, wg):
     for change in ("window=6", "sink=3", "shift=5.0", "indices [0, 300]"):
         assert change in report["preset"]
     assert (report["fps"], report["translation_unit"], report["translation_unit_rule"]) == (8.0, 0.5, "number")
-    _, report = graph.start_with_report(first_delta="identity", reuse_last_step_kv="on", rewind_depth=2)
+    _, report = graph.start_with_report(first_delta="identity", reuse_last_step_kv="on", still_window=6, rewind_depth=2)
     assert report["first_delta"] == "identity"
     assert "reuse_last_step_kv=True" in report["preset"]
+    assert "still_window=6" in report["preset"]
 
 
 def test_overrides_that_a_preset_cannot_honour_are_refused(graph):
