@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputFileError, LingBotError
-from ..presets import PRESETS
+from ..presets import PRESETS, Preset
 from ..weights.layout import TINY
 from . import arguments
 from .generate import FITS, add_machine_arguments
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PORT = 8761
 PROMPT = "a sunny day"
 REWIND_DEPTH = 1
+WINDOW, SINK = 18, 3  # of presets without a window: their key/value cache would grow for as long as somebody walks
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
@@ -49,6 +50,19 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 
     recipe = parser.add_argument_group("the world")
     recipe.add_argument("--preset", choices=sorted(PRESETS), help="sampling recipe (default: what the files point to)")
+    recipe.add_argument(
+        "--window",
+        type=arguments.window,
+        metavar="N",
+        help="latent frames attention sees, or none (default: the preset's; where it has none, 18 with a sink of 3)",
+    )
+    recipe.add_argument("--sink", type=arguments.whole(0), metavar="N", help="first latent frames that are always seen")
+    recipe.add_argument(
+        "--still-window",
+        type=arguments.whole(0),
+        metavar="N",
+        help="latent frames attention sees while the camera stands still: faster, another result; 0 is off",
+    )
     recipe.add_argument(
         "--seed", type=arguments.whole(0, arguments.SEED_LIMIT - 1), default=0, help="of the noise (default: 0)"
     )
@@ -161,6 +175,16 @@ async def _walk(
         await run_on(worker, walk.close)
 
 
+def walkable(preset: Preset, window: int | None, sink: int | None, still_window: int | None) -> Preset:
+    """The preset of a walk that goes on until somebody ends it: with a window, unless none is asked for.
+
+    Without one every chunk would take memory that it keeps, and more time than the one before.
+    """
+    if window is None and preset.window is None:
+        window, sink = WINDOW, SINK if sink is None else sink
+    return preset.with_overrides(window=window, sink=sink, still_window=still_window)
+
+
 def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
     """In the worker: the walk at its beginning, its picture, and the file that frames go to."""
     from ..engine.image import RESOLUTIONS, frames_to_uint8, prepare_image
@@ -186,7 +210,9 @@ def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
     gc.collect()
     gc.freeze()
     host = LoadedHost(world)
-    walk = HostWalk(host, host.begin(Beginning(image, args.prompt, world.preset, settings)))
+    preset = walkable(world.preset, args.window, args.sink, args.still_window)
+    _say(f"preset {preset.label}")
+    walk = HostWalk(host, host.begin(Beginning(image, args.prompt, preset, settings)))
     start = walk.history.start
     writer = None
     if args.output is not None:

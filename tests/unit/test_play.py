@@ -15,7 +15,9 @@ import av
 import pytest
 
 from lingbot_core.cli import main
+from lingbot_core.cli.play import walkable
 from lingbot_core.engine.controls_file import load_controls
+from lingbot_core.presets import get_preset
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--size", "32x48", "--fit", "crop")
@@ -94,3 +96,12 @@ def test_a_mistake_is_one_line_that_says_what_to_do(capsys, options, why):
     said = capsys.readouterr().err
     assert why in said
     assert said.count("\n") == 1
+
+
+def test_a_walk_without_end_has_a_window_unless_none_is_asked_for():
+    fast, windowed = get_preset("v1-fast"), get_preset("v2-diffusers")
+    assert walkable(fast, None, None, None).label == "v1-fast (sink=3, window=18)"
+    assert walkable(fast, None, 6, 12).label == "v1-fast (sink=6, still_window=12, window=18)"
+    assert walkable(fast, 0, None, None) == fast
+    assert walkable(windowed, None, None, None) == windowed
+    assert walkable(windowed, None, None, 12).still_window == 12
