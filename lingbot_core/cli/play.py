@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputFileError, LingBotError
 from ..presets import PRESETS, Preset
-from ..weights.layout import TINY
 from . import arguments
 from .generate import FITS, add_machine_arguments
 from .inspect import add_part_arguments
@@ -95,6 +94,8 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is interrupted; returns 0."""
+    from ..weights.layout import TINY
+
     if args.image is None:
         if args.model != TINY:
             raise InputFileError(f"--image is missing: a world of {args.model} begins with a picture of yours")
@@ -172,6 +173,7 @@ async def _walk(
         await asyncio.gather(life, return_exceptions=True)
         worlds.close("", "the server stops")
         await asyncio.to_thread(_keep, args, world, writer)
+        gc.unfreeze()  # else what was frozen is told at the end to have leaked
         await run_on(worker, walk.close)
 
 
@@ -192,6 +194,7 @@ def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
     from ..realtime.host import Beginning, LoadedHost
     from ..realtime.live_walk import HostWalk
     from .loading import load_world
+    from .report import walk_tags
     from .threads import limit_threads
 
     limit_threads()
@@ -216,7 +219,9 @@ def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
     start = walk.history.start
     writer = None
     if args.output is not None:
-        writer = VideoWriter(args.output, width=start.width, height=start.height, fps=start.fps)
+        writer = VideoWriter(
+            args.output, width=start.width, height=start.height, fps=start.fps, metadata=walk_tags(world, start)
+        )
     return walk, frames_to_uint8(image.pixels[:, None])[0], writer
 
 

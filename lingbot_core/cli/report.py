@@ -17,7 +17,7 @@ import torch
 
 from ..camera.units import step_statistics
 from ..encodable import as_text
-from ..engine.history import History
+from ..engine.history import History, StartRecord
 from ..engine.part_file import PartFile
 from ..engine.world import World
 from ..errors import InputFileError, LingBotError
@@ -102,8 +102,26 @@ def video_tags(job: Job) -> dict[str, str]:
         "translation_unit": repr(job.unit),
         "translation_unit_rule": job.unit_rule,
         "first_delta": job.first_delta,
+        "dtype": job.args.dtype,
         "versions": json.dumps(versions()),
         **({} if job.args.decoder is None else {"decoder": f"{job.args.decoder.stem} (draft)"}),
+    }
+
+
+def walk_tags(world: World, start: StartRecord) -> dict[str, str]:
+    """The same of a walk by hand, whose prompts may change."""
+    return {
+        "prompt": start.prompt,
+        "preset": start.preset.label,
+        "seed": str(start.seed),
+        "noise": start.noise,
+        "model": as_text(world.name),
+        "translation_unit": repr(start.translation_unit),
+        "translation_unit_rule": start.unit_rule,
+        "first_delta": start.first_delta,
+        "dtype": world.precision,
+        "versions": json.dumps(versions()),
+        **({} if world.vae.draft is None else {"decoder": world.vae.decoder_name}),
     }
 
 
@@ -195,7 +213,7 @@ def machine(world: World) -> dict[str, Any]:
         "name": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else platform.processor() or platform.machine(),
-        "dtype": str(world.cache_dtype).removeprefix("torch."),
+        "dtype": world.precision,
         "vae_dtype": str(world.vae.decoder_dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
     }

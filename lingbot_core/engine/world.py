@@ -13,6 +13,7 @@ from torch import Tensor
 from ..camera.intrinsics import Lens, intrinsics_for
 from ..errors import CameraError, PromptError, WeightsError
 from ..models.dit import CausalWanDiT
+from ..models.float8 import Linear8
 from ..models.graphs import can_be_recorded
 from ..models.text import Encoded, TextEncoder
 from ..models.vae import WanVAE
@@ -97,6 +98,8 @@ class World:
         chosen = preset or layout.require_preset()
         where = _device(device)
         kind, decoding = _dtype(dtype, where, DTYPE_NAMES), _dtype(vae_dtype, where)
+        # Before what takes minutes.
+        draft = None if decoder is None else load_draft(decoder, device=where, dtype=decoding)
         bar = Progress(progress, stored_bytes(layout))
         dit = load_dit(
             layout,
@@ -113,8 +116,7 @@ class World:
         # Frames are made of a world's latents and are no part of what it is: a saved one goes on in any vae_dtype.
         mark = fingerprint({"dit": dit, "vae": wan_vae})
         wan_vae.decode_in(decoding)
-        if decoder is not None:
-            wan_vae.draft = load_draft(decoder, device=where, dtype=decoding)
+        wan_vae.draft = draft
         text = load_text(layout, max_tokens=dit.config.text_len, device=where, dtype=kind, progress=bar)
         if text is not None and text.dim != dit.config.text_dim:
             raise WeightsError(
@@ -135,6 +137,13 @@ class World:
             records=cuda_graphs and can_be_recorded(dit),
             fingerprint=mark,
         )
+
+    @property
+    def precision(self) -> str:
+        """The dtype that the transformer computes in, for reports: such as bfloat16, or float8 (bfloat16 around it)."""
+        wide = str(self.cache_dtype).removeprefix("torch.")
+        rounded = any(isinstance(layer, Linear8) for layer in self.dit.modules())
+        return f"{FLOAT8} ({wide} around it)" if rounded else wide
 
     @property
     def overlaps(self) -> bool:

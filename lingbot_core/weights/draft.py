@@ -10,6 +10,7 @@ from torch import nn
 from ..errors import WeightsError
 from ..models.tiny_decoder import PREFIX, TinyDecoder
 from .files import open_file
+from .folder import existing
 
 # Beginning of the file's name -> whether latents are taken as the VAE's decoder does, not normalised. The first is how
 # its author's examples feed taew2_1, the second how LightX2V feeds its own.
@@ -18,7 +19,9 @@ RAW = {"taew2_1": False, "lighttaew2_1": True}
 
 def load_draft(path: str | Path, *, device: torch.device | str, dtype: torch.dtype) -> TinyDecoder:
     """Reads a .safetensors or .pth. Raises InputFileError, and WeightsError for any other model or name."""
-    path = Path(path)
+    path = existing(path, "draft decoder")
+    if path.is_dir():
+        raise WeightsError(f"{path} is a folder; name the file of the draft decoder in it")
     raw = next((raw for name, raw in RAW.items() if path.stem.lower().startswith(name)), None)
     if raw is None:
         raise WeightsError(

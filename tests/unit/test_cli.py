@@ -1036,6 +1036,20 @@ def test_the_package_is_cheap_to_import_and_has_its_public_names():
         _ = lingbot_core.Earth
 
 
+def test_a_run_in_float8_says_so(tmp_path):
+    output = tmp_path / "out.mp4"
+    assert main(words(output, "--dtype", "float8")) == 0
+    assert report_of(output)["machine"]["dtype"] == "float8 (float32 around it)"
+    assert probe(output).metadata["dtype"] == "float8"
+
+
+@pytest.mark.parametrize(("file", "why"), [("none.safetensors", "does not exist"), ("", "is a folder; name the file")])
+def test_a_draft_decoder_is_looked_for_before_the_model_is_read(tmp_path, monkeypatch, capsys, file, why):
+    monkeypatch.setattr(worlds, "load_dit", lambda *args, **options: pytest.fail("the model was read"))
+    assert main(words(tmp_path / "out.mp4", "--decoder", tmp_path / file)) == 1
+    assert why in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_the_version_is_that_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == lingbot_core.__version__
