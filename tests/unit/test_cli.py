@@ -1046,7 +1046,7 @@ def test_a_run_in_float8_says_so(tmp_path):
 @pytest.mark.parametrize(("file", "why"), [("none.safetensors", "does not exist"), ("", "is a folder; name the file")])
 def test_a_draft_decoder_is_looked_for_before_the_model_is_read(tmp_path, monkeypatch, capsys, file, why):
     monkeypatch.setattr(worlds, "load_dit", lambda *args, **options: pytest.fail("the model was read"))
-    assert main(words(tmp_path / "out.mp4", "--decoder", tmp_path / file)) == 1
+    assert main(words(tmp_path / "out.mp4", "--decoder", tmp_path / file)) == 2
     assert why in capsys.readouterr().err.splitlines()[-1]
 
 
