@@ -133,7 +133,8 @@ class FrontStub:
         """Nothing of the user's is stored but what the page expects of every user."""
         file = request.match_info["file"]
         if request.method == "GET" and file not in USER_FILES:
-            self.unknown.add(f"userdata/{file}")
+            if file not in NOT_THERE:
+                self.unknown.add(f"userdata/{file}")
             return web.Response(status=404)
         return web.Response(text=USER_FILES.get(file, "{}"), content_type=guess_type(file)[0] or "application/json")
 
@@ -188,6 +189,8 @@ def _file(folder: Path, name: str) -> web.StreamResponse:
     return web.FileResponse(path)
 
 
+NOT_THERE = {"workflows/.index.json"}
+"""What the page looks for once a workflow was saved, and a new user does not have: a real server answers 404, too."""
 USER_FILES = {"user.css": "", "comfy.templates.json": "[]"}
 """Without them every start of the page logs an error of its own."""
 
