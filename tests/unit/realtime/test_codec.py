@@ -342,7 +342,7 @@ def test_the_largest_number_of_entries_is_read_in_bounded_memory_and_time():
     finally:
         tracemalloc.stop()
     assert peak < 64 << 20
-    assert spent < 5
+    assert spent < 30  # seconds; reading that is not linear takes many minutes
 
 
 @settings(max_examples=400, deadline=None)
