@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputFileError, LingBotError
+from ..errors import InputFileError
 from ..presets import PRESETS, Preset
 from . import arguments
 from .generate import FITS, add_machine_arguments
 from .inspect import add_part_arguments
-from .serve import stop_on_signals
+from .listening import listening, say, stop_on_signals
 
 if TYPE_CHECKING:
     from ..realtime.live_walk import HostWalk
@@ -107,37 +106,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _play(args: argparse.Namespace) -> None:
-    if not args.host.strip():
-        raise LingBotError("--host is empty, which would be every address of this machine; write 0.0.0.0 for that")
-
-    from aiohttp import web
-
     from ..realtime.live_routes import LiveWorlds, play_application
-    from ..realtime.server import LOCAL, Visitors
     from ..realtime.worker import ThreadWorker
 
     worlds, worker = LiveWorlds(), ThreadWorker()
-    visitors = Visitors(
-        {*LOCAL, args.host, *args.allow_host}, frozenset(args.allow_origin), any_address=args.host not in LOCAL
-    )
-    runner = web.AppRunner(play_application(worlds, visitors), access_log=None, shutdown_timeout=5.0)
     stop = stop_on_signals()
-    await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, args.host, args.port).start()
-        except OSError as error:
-            raise LingBotError(f"cannot listen on {args.host}:{args.port}: {error.strerror or error}") from None
-        host, port = runner.addresses[0][:2]
-        place = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
-        _say(f"loading {args.model}; the page is there already: {place}")
-        if args.open:
-            import webbrowser
+        async with listening(args, partial(play_application, worlds)) as place:
+            place = f"http://{place}/"
+            say(f"loading {args.model}; the page is there already: {place}")
+            if args.open:
+                import webbrowser
 
-            await asyncio.to_thread(webbrowser.open, place)
-        await _walk(args, worlds, worker, stop, place)
+                await asyncio.to_thread(webbrowser.open, place)
+            await _walk(args, worlds, worker, stop, place)
     finally:
-        await runner.cleanup()
         await asyncio.to_thread(worker.close)
 
 
@@ -165,7 +148,7 @@ async def _walk(
     )
     worlds.open("", world)
     life = asyncio.ensure_future(world.run())
-    _say(f"ready: walk on {place} (Ctrl-C ends it)")
+    say(f"ready: walk on {place} (Ctrl-C ends it)")
     try:
         await asyncio.wait([life, stop], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -214,7 +197,7 @@ def _begin(args: argparse.Namespace) -> tuple[HostWalk, Any, Any]:
     gc.freeze()
     host = LoadedHost(world)
     preset = walkable(world.preset, args.window, args.sink, args.still_window)
-    _say(f"preset {preset.label}")
+    say(f"preset {preset.label}")
     walk = HostWalk(host, host.begin(Beginning(image, args.prompt, preset, settings)))
     start = walk.history.start
     writer = None
@@ -232,17 +215,11 @@ def _keep(args: argparse.Namespace, world: LiveWorld, writer: Any) -> None:
     history = world.walk.handle.history
     if writer is not None:
         frames = writer.abort()
-        _say(
-            f"{args.output}: {frames} frames" if frames else f"{args.output}: no frames were made, and no file is left"
-        )
+        say(f"{args.output}: {frames} frames" if frames else f"{args.output}: no frames were made, and no file is left")
     if args.record is not None and history.chunks:
         try:
             args.record.write_text(dump_controls(ControlsRecord.of(history)), encoding="utf-8")
         except OSError as error:
-            _say(f"error: {args.record} cannot be written: {error.strerror or error}")
+            say(f"error: {args.record} cannot be written: {error.strerror or error}")
         else:
-            _say(f"{args.record}: the controls of {len(history)} chunks")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+            say(f"{args.record}: the controls of {len(history)} chunks")

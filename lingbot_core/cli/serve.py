@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LingBotError
 from ..presets import PRESETS
 from . import arguments
 from .generate import add_machine_arguments
 from .inspect import add_part_arguments
+from .listening import listening, say, stop_on_signals
 
 if TYPE_CHECKING:
     from ..realtime.host import LoadedHost
@@ -91,15 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(args: argparse.Namespace) -> None:
-    if not args.host.strip():
-        raise LingBotError(
-            "--host is empty, which would be every address of this machine; write 0.0.0.0 if that is meant"
-        )
-
-    from aiohttp import web
-
     from ..realtime.limits import Limits
-    from ..realtime.server import LOCAL, Visitors, application
+    from ..realtime.server import application
     from ..realtime.service import Service
     from ..realtime.worker import ThreadWorker
 
@@ -111,30 +101,20 @@ async def _serve(args: argparse.Namespace) -> None:
         allow_urls=args.allow_urls,
         trusted=args.action_root,
     )
-    open_to_all = args.host not in LOCAL
-    visitors = Visitors({*LOCAL, args.host, *args.allow_host}, frozenset(args.allow_origin), any_address=open_to_all)
-    runner = web.AppRunner(application(service, visitors), access_log=None, shutdown_timeout=5.0)
     worker = ThreadWorker()
     stop = stop_on_signals()
-    await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, args.host, args.port).start()
-        except OSError as error:
-            raise LingBotError(f"cannot listen on {args.host}:{args.port}: {error.strerror or error}") from None
-        host, port = runner.addresses[0][:2]
-        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        _say(f"loading {args.model}; the sockets answer already: ws://{place}/v1/realtime/world/camera")
-        loading = asyncio.ensure_future(service.load(_load(args, worker)))
-        await asyncio.wait([loading, stop], return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            loading.result()
-            _say(f"ready: {args.model} on http://{place}/ (Ctrl-C ends it)")
-            await stop
-        else:
-            loading.cancel()
+        async with listening(args, partial(application, service)) as place:
+            say(f"loading {args.model}; the sockets answer already: ws://{place}/v1/realtime/world/camera")
+            loading = asyncio.ensure_future(service.load(_load(args, worker)))
+            await asyncio.wait([loading, stop], return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                say(f"ready: {args.model} on http://{place}/ (Ctrl-C ends it)")
+                await stop
+            else:
+                loading.cancel()
     finally:
-        await runner.cleanup()
         await service.close()
         await asyncio.to_thread(worker.close)  # it waits; the event loop hears of signals meanwhile
 
@@ -152,27 +132,3 @@ def _load_world(args: argparse.Namespace) -> LoadedHost:
 
     limit_threads()
     return LoadedHost(load_world(args))
-
-
-def stop_on_signals() -> asyncio.Future[None]:
-    """Done at the first Ctrl-C or SIGTERM, which lets the worker come to the end of its step, or of a model's loading;
-    the second one ends at once. Where the event loop cannot catch them, they interrupt as ever."""
-    loop = asyncio.get_running_loop()
-    stop: asyncio.Future[None] = loop.create_future()
-
-    def ask() -> None:
-        if stop.done():
-            os._exit(130)
-        stop.set_result(None)
-        _say("ending as soon as the running step is over; Ctrl-C again ends at once")
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        try:
-            loop.add_signal_handler(number, ask)
-        except (NotImplementedError, RuntimeError):
-            break
-    return stop
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

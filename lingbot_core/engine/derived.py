@@ -151,10 +151,12 @@ class Derived:
         """Where chunks are decoded."""
         return self._second if self._world.overlaps else self._only
 
-    def decode(self, record: ChunkRecord) -> tuple[Tensor, DecoderState]:
-        """Frames of the next chunk, and the state after it, which counts once ``decoder`` is set to it."""
+    def decode(self, record: ChunkRecord, x0: Tensor | None = None) -> tuple[Tensor, DecoderState]:
+        """Frames of the next chunk, and the state after it, which counts once ``decoder`` is set to it. x0: as above,
+        and kept by the caller until the stream that decodes is done with it."""
         state = self.decoder.copy()
-        return self._world.vae.decode(to_device(record.latents, self._world.device), state), state
+        x0 = to_device(record.latents, self._world.device) if x0 is None else x0
+        return self._world.vae.decode(x0, state), state
 
     def remember_decoder(self, record: ChunkRecord) -> None:
         """Keeps the state before the record's frames, to go back to; call it before the state moves on."""

@@ -448,7 +448,7 @@ class WorldSession:
         try:
             if undecoded:
                 with beside.begin(), watch.stage("decode"):
-                    frames, decoder = derived.decode(record)
+                    frames, decoder = derived.decode(record, x0)
             if commit and beside.parallel:
                 with watch.stage("commit"):
                     derived.commit(record, contexts, x0)

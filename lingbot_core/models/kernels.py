@@ -122,7 +122,7 @@ def _keep(
 
 
 @triton.jit
-def _gelu(x_ptr, out_ptr, scale_ptr, stride, dim: tl.constexpr, block: tl.constexpr, activate: tl.constexpr):
+def _quantised(x_ptr, out_ptr, scale_ptr, stride, dim: tl.constexpr, block: tl.constexpr, activate: tl.constexpr):
     """A row, through GELU (tanh) if ``activate``, as float8 with its scale."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
@@ -233,7 +233,7 @@ def _rows8(x: Tensor, *, activate: bool) -> Rows8:
     tokens, dim = x.shape
     values = torch.empty((tokens, dim), dtype=FLOAT8, device=x.device)
     scale = torch.empty((tokens, 1), dtype=torch.float32, device=x.device)
-    _gelu[(tokens,)](x, values, scale, x.stride(0), dim=dim, activate=activate, **_shape(dim))
+    _quantised[(tokens,)](x, values, scale, x.stride(0), dim=dim, activate=activate, **_shape(dim))
     return Rows8(values, scale)
 
 
